@@ -1,0 +1,1 @@
+"""Stand-ins for the services a bill depends on, as real processes: a slow tax service, a misbehaving mail server."""
