@@ -1,0 +1,37 @@
+"""System checks of the billing settings."""
+
+from datetime import timedelta
+from typing import Any
+
+from django.conf import settings
+from django.core.checks import CheckMessage, Error, register
+
+from billing.conf import conf
+
+
+@register()
+def tax_timeout_fits_into_the_lease(**_: Any) -> list[CheckMessage]:
+    default: timedelta = getattr(settings, "LEASES_TTL", timedelta(seconds=60))
+    ttl = conf.LEASE_TTL or default
+    if ttl / 3 > conf.TAX_TIMEOUT:
+        return []
+    return [
+        Error(
+            f"BILLING_TAX_TIMEOUT ({conf.TAX_TIMEOUT}) is not below a third of the lease's ttl ({ttl}).",
+            hint=f"Set it below {ttl / 3}, so that a job notices a lost lease before its successor starts.",
+            id="billing.E001",
+        )
+    ]
+
+
+@register()
+def tax_request_has_lines(**_: Any) -> list[CheckMessage]:
+    if conf.TAX_LINES_PER_REQUEST >= 1:
+        return []
+    return [
+        Error(
+            f"BILLING_TAX_LINES_PER_REQUEST is {conf.TAX_LINES_PER_REQUEST}.",
+            hint="Set it to at least 1.",
+            id="billing.E002",
+        )
+    ]
