@@ -1,0 +1,43 @@
+"""The ways out: OUTBOX_CHANNELS names them, `channel()` gives one.
+
+Adding a channel is one file with one subclass of `outbox.channels.base.Channel`, and one line in OUTBOX_CHANNELS.
+"""
+
+from typing import Any
+
+from django.utils.module_loading import import_string
+
+from outbox.channels.base import Channel
+from outbox.conf import settings
+from outbox.errors import InvalidSetting, UnknownChannel
+
+__all__ = ["Channel", "channel", "names"]
+
+
+def names() -> list[str]:
+    """The names of all configured channels."""
+    return list(settings.CHANNELS)
+
+
+def channel(name: str) -> Channel:
+    """A new instance of the channel `name`; UnknownChannel or InvalidSetting when there is none.
+
+    Each thread that sends has its own, since a channel may keep a connection.
+    """
+    try:
+        config: dict[str, Any] = settings.CHANNELS[name]
+    except KeyError:
+        raise UnknownChannel(name, names()) from None
+    setting = f"OUTBOX_CHANNELS[{name!r}]"
+    unknown = set(config) - {"BACKEND", "IN_DOUBT", "OPTIONS"}
+    if unknown:
+        raise InvalidSetting(setting, f"unknown keys {', '.join(sorted(unknown))}; use BACKEND, IN_DOUBT, OPTIONS")
+    if config.get("IN_DOUBT", "park") not in ("park", "resend"):
+        raise InvalidSetting(setting, f'IN_DOUBT is "park" or "resend", not {config["IN_DOUBT"]!r}')
+    try:
+        backend = import_string(config["BACKEND"])
+        made: Channel = backend(name, **config.get("OPTIONS", {}))
+    except (KeyError, ImportError, TypeError) as error:
+        raise InvalidSetting(setting, f"cannot make the channel: {error!r}") from error
+    made.resend_when_in_doubt = config.get("IN_DOUBT", "park") == "resend"
+    return made

@@ -1,0 +1,121 @@
+"""From the content of an email to the bytes that go over the wire, once, at publish."""
+
+import base64
+import binascii
+from collections.abc import Mapping
+from email.headerregistry import Address
+from email.message import EmailMessage
+from email.policy import SMTP
+from email.utils import format_datetime, make_msgid
+from typing import Any, TypedDict
+
+from django.utils import timezone
+
+# Seven bits only, so that every server takes the mail as it is and nobody on the way has a reason to rewrite it.
+POLICY = SMTP.clone(cte_type="7bit")
+FIELDS = {"to", "cc", "bcc", "reply_to", "subject", "text", "html", "from", "headers", "attachments"}
+OURS = {"to", "cc", "bcc", "from", "subject", "reply-to", "message-id", "date", "mime-version", "content-type"}
+
+
+class Mail(TypedDict):
+    """A rendered email, as it is stored: the envelope, and the text with its Message-ID and Date."""
+
+    mail_from: str
+    rcpt_tos: list[str]
+    message_id: str
+    raw: str
+
+
+def render(content: Mapping[str, Any], *, default_from: str) -> Mail:
+    """Render `content`; ValueError with one sentence says what is wrong with it.
+
+    content: to (an address or a list of them), subject, text and/or html; optional cc, bcc, reply_to, from, headers
+    {name: value}, attachments [{name, type, base64}]. Addresses may carry a display name.
+    """
+    unknown = set(content) - FIELDS
+    if unknown:
+        raise ValueError(f"unknown fields {', '.join(sorted(unknown))}")
+    sender = _one_address("from", content.get("from", default_from))
+    addressed = {name: _addresses(name, content.get(name, [])) for name in ("to", "cc", "bcc", "reply_to")}
+    recipients = addressed["to"] + addressed["cc"] + addressed["bcc"]
+    if not recipients:
+        raise ValueError("there is no recipient")
+
+    mail = EmailMessage(policy=POLICY)
+    mail["From"] = sender
+    for name in ("to", "cc", "reply_to"):
+        if addressed[name]:
+            mail[name.replace("_", "-").title()] = addressed[name]
+    mail["Subject"] = _text("subject", content.get("subject"))
+    mail["Date"] = format_datetime(timezone.now())
+    mail["Message-ID"] = message_id = make_msgid(domain=sender.domain)
+    for name, value in _mapping("headers", content.get("headers", {})).items():
+        if name.lower() in OURS:
+            raise ValueError(f"the header {name} is made from the other fields")
+        mail[name] = _text(f"header {name}", value)
+    _add_bodies(mail, content)
+    for number, attachment in enumerate(content.get("attachments", [])):
+        _attach(mail, number, _mapping(f"attachments[{number}]", attachment))
+    return {
+        "mail_from": sender.addr_spec,
+        "rcpt_tos": list(dict.fromkeys(address.addr_spec for address in recipients)),
+        "message_id": message_id,
+        "raw": mail.as_bytes().decode("ascii"),
+    }
+
+
+def _add_bodies(mail: EmailMessage, content: Mapping[str, Any]) -> None:
+    text, html = content.get("text"), content.get("html")
+    if text is None and html is None:
+        raise ValueError("it has neither text nor html")
+    if text is not None:
+        mail.set_content(_text("text", text))
+    if html is not None:
+        add = mail.set_content if text is None else mail.add_alternative
+        add(_text("html", html), subtype="html")
+
+
+def _attach(mail: EmailMessage, number: int, attachment: Mapping[str, Any]) -> None:
+    missing = {"name", "type", "base64"} - set(attachment)
+    if missing:
+        raise ValueError(f"attachments[{number}] has no {', '.join(sorted(missing))}")
+    try:
+        data = base64.b64decode(attachment["base64"], validate=True)
+    except (binascii.Error, TypeError, ValueError) as error:
+        raise ValueError(f"attachments[{number}] is not base64: {error}") from None
+    maintype, _, subtype = _text(f"type of attachments[{number}]", attachment["type"]).partition("/")
+    if not maintype or not subtype:
+        raise ValueError(f"attachments[{number}] has the type {attachment['type']!r}, not one like 'application/pdf'")
+    name = _text(f"name of attachments[{number}]", attachment["name"])
+    mail.add_attachment(data, maintype=maintype, subtype=subtype, filename=name)
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{name} is {value!r}, not text")
+    return value
+
+
+def _mapping(name: str, value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{name} is {value!r}, not an object")
+    return value
+
+
+def _addresses(name: str, value: Any) -> list[Address]:
+    values = value if isinstance(value, list) else [value]
+    return [_one_address(name, one) for one in values]
+
+
+def _one_address(name: str, value: Any) -> Address:
+    header = POLICY.header_factory("To", _text(name, value))
+    address = header.addresses[0] if len(header.addresses) == 1 else None
+    if address and not address.username.isascii():
+        raise ValueError(f"{name} is {value!r}, and not every mail server takes letters beyond ASCII before the @")
+    if header.defects or not address or not address.username or not address.domain:
+        raise ValueError(f"{name} is {value!r}, not one email address")
+    try:
+        domain = address.domain.encode("idna").decode("ascii")
+    except UnicodeError as error:
+        raise ValueError(f"{name} is {value!r}, whose domain cannot exist: {error}") from None
+    return Address(address.display_name, address.username, domain)

@@ -1,0 +1,132 @@
+"""Publish a message in the caller's transaction, and take it back."""
+
+import functools
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from django.db import connections, router
+from django.utils import timezone
+
+from outbox import channels
+from outbox.claims import statement
+from outbox.conf import settings
+from outbox.errors import DedupeConflict, InvalidContent, NotInTransaction
+from outbox.models import Message, State
+
+# As JSON writes it: a backslash that is not itself escaped.
+_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
+
+
+def publish(
+    channel: str,
+    content: Mapping[str, Any],
+    *,
+    dedupe_key: str,
+    not_before: datetime | None = None,
+    deadline: datetime | None = None,
+    using: str | None = None,
+) -> Message:
+    """Publish `content` so that it is sent once if, and only if, the caller's transaction commits.
+
+    `dedupe_key` names what the message tells about, with its version ("invoice:42:2026-05:v1"), and never the id of a
+    row that may yet be rolled back. The key is used up for ever: published again with the same content, the message
+    that exists is returned, whatever became of it; with other content it is a DedupeConflict.
+
+    content: JSON; the fields are the channel's. not_before, deadline: aware datetimes; it is sent in between or not at
+    all. using: the database of the caller's transaction; default where the router writes messages.
+
+    Raises NotInTransaction outside atomic(), InvalidContent, UnknownChannel, DedupeConflict.
+    """
+    alias = _in_transaction("publish()", using)
+    digest = _digest(channel, content)
+    if not dedupe_key or len(dedupe_key) > 500 or "\0" in dedupe_key:
+        raise InvalidContent(channel, f"the dedupe_key is {dedupe_key[:50]!r}; it has 1 to 500 characters")
+    for name, moment in {"not_before": not_before, "deadline": deadline}.items():
+        if moment is not None and timezone.is_naive(moment):
+            raise InvalidContent(channel, f"{name} is {moment}, without a time zone")
+    payload = _channel(channel).prepare(content, dedupe_key=dedupe_key)
+    values = {
+        "channel": channel,
+        "dedupe_key": dedupe_key,
+        "digest": digest,
+        "payload": json.dumps(payload, ensure_ascii=False, allow_nan=False),
+        "not_before": not_before,
+        "deadline": deadline,
+    }
+    with connections[alias].cursor() as cursor:
+        cursor.execute(statement("publish"), values)
+        row = cursor.fetchone()
+    if row is None:
+        return _known(alias, dedupe_key, digest)
+    message = Message(
+        id=row[0],
+        channel=channel,
+        dedupe_key=dedupe_key,
+        digest=digest,
+        payload=payload,
+        available_at=row[1],
+        deadline_at=deadline,
+        created_at=row[2],
+    )
+    message._state.adding = False
+    message._state.db = alias
+    return message
+
+
+def cancel(dedupe_key: str, *, using: str | None = None) -> bool:
+    """Take an unsent message back in the caller's transaction; True if it will now not be sent.
+
+    False when there is none, or it is beyond recall: being sent, sent, in doubt. A message whose sending is given up
+    (dead) is cancelled too, so that nobody sends it again by hand. Raises NotInTransaction outside atomic().
+    """
+    alias = _in_transaction("cancel()", using)
+    with connections[alias].cursor() as cursor:
+        cursor.execute(statement("cancel"), {"dedupe_key": dedupe_key})
+        row = cursor.fetchone()
+        return row is not None and row[0] == State.CANCELLED
+
+
+def _in_transaction(what: str, using: str | None) -> str:
+    alias = using or router.db_for_write(Message)
+    if not connections[alias].in_atomic_block:
+        raise NotInTransaction(what, alias)
+    return alias
+
+
+def _known(alias: str, dedupe_key: str, digest: str) -> Message:
+    message = Message.objects.using(alias).get(dedupe_key=dedupe_key)
+    if message.digest != digest:
+        raise DedupeConflict(dedupe_key, message.id, message.digest, digest)
+    return message
+
+
+def _digest(channel: str, content: Mapping[str, Any]) -> str:
+    """Of what the caller said, before anything random or timed is added to it."""
+    if not isinstance(content, Mapping):
+        raise InvalidContent(channel, f"it is {type(content).__name__}, not a mapping")
+    try:
+        canonical = json.dumps(
+            [channel, dict(content)], sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+        ).encode()
+    except (TypeError, ValueError) as error:
+        raise InvalidContent(channel, f"it is not JSON: {error}") from error
+    if _NUL.search(canonical):
+        raise InvalidContent(channel, "it contains a NUL character, which PostgreSQL cannot store")
+    if len(canonical) > settings.MAX_CONTENT_BYTES:
+        raise InvalidContent(
+            channel, f"it has {len(canonical)} bytes, more than OUTBOX_MAX_CONTENT_BYTES = {settings.MAX_CONTENT_BYTES}"
+        )
+    return hashlib.sha256(canonical).hexdigest()
+
+
+@functools.lru_cache
+def _channel_of(name: str, config: str) -> channels.Channel:
+    return channels.channel(name)
+
+
+def _channel(name: str) -> channels.Channel:
+    return _channel_of(name, repr(settings.CHANNELS.get(name)))

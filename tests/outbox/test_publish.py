@@ -1,0 +1,257 @@
+"""publish() and cancel(): a message exists exactly if its transaction committed; one key is one message."""
+
+import threading
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from django.db import IntegrityError, connection, transaction
+from django.utils import timezone
+
+import outbox
+from outbox import errors
+from outbox.models import Message, State
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+MAIL = {"to": "anna@example.org", "subject": "Invoice 7", "text": "Grüße, bitte zahlen.\n.\n", "from": "b@example.com"}
+
+
+def publish(key: str = "k", content: dict[str, Any] | None = None, **kwargs: Any) -> Message:
+    with transaction.atomic():
+        return outbox.publish("email", content or MAIL, dedupe_key=key, **kwargs)
+
+
+def payload(message: Message) -> Any:
+    return message.payload
+
+
+def test_publish_outside_atomic_is_refused() -> None:
+    with pytest.raises(errors.NotInTransaction, match="call it inside transaction"):
+        outbox.publish("email", MAIL, dedupe_key="k")
+    with pytest.raises(errors.NotInTransaction):
+        outbox.cancel("k")
+    assert not Message.objects.exists()
+
+
+def test_published_message_is_as_returned() -> None:
+    message = publish()
+    stored = Message.objects.get()
+    for field in Message._meta.concrete_fields:
+        if field.name not in ("available_at", "created_at"):
+            assert getattr(stored, field.name) == getattr(message, field.name), field.name
+    assert stored.state == State.PENDING
+    assert abs(stored.created_at - timezone.now()) < timedelta(minutes=1)
+
+
+def test_rolled_back_transaction_leaves_no_message() -> None:
+    with transaction.atomic():
+        outbox.publish("email", MAIL, dedupe_key="k")
+        transaction.set_rollback(True)
+    assert not Message.objects.exists()
+
+
+def test_rolled_back_savepoint_drops_only_its_own_messages() -> None:
+    with transaction.atomic():
+        outbox.publish("email", MAIL, dedupe_key="kept")
+        with transaction.atomic():
+            outbox.publish("email", MAIL, dedupe_key="dropped")
+            transaction.set_rollback(True)
+    assert [m.dedupe_key for m in Message.objects.all()] == ["kept"]
+
+
+def test_same_key_and_content_is_the_message_that_exists() -> None:
+    first = publish()
+    second = publish(content=dict(reversed(MAIL.items())))
+    assert second.id == first.id
+    assert second.payload == first.payload  # not rendered again: the same Message-ID and Date
+    assert Message.objects.count() == 1
+
+
+@pytest.mark.parametrize("content", [{**MAIL, "subject": "Invoice 8"}, {**MAIL, "headers": {"X-A": "1"}}])
+def test_same_key_and_other_content_is_a_conflict_that_names_both(content: dict[str, Any]) -> None:
+    first = publish()
+    with pytest.raises(errors.DedupeConflict) as caught:
+        publish(content=content)
+    assert caught.value.message_id == first.id
+    assert caught.value.digest == first.digest != caught.value.other_digest
+    assert "'k'" in str(caught.value)
+    assert str(first.id) in str(caught.value)
+
+
+def test_a_failed_publish_leaves_the_callers_transaction_usable() -> None:
+    publish()
+    with transaction.atomic():
+        with pytest.raises(errors.DedupeConflict):
+            outbox.publish("email", {**MAIL, "subject": "other"}, dedupe_key="k")
+        with pytest.raises(errors.InvalidContent):
+            outbox.publish("email", {"to": "nobody"}, dedupe_key="bad")
+        outbox.publish("email", MAIL, dedupe_key="k2")
+    assert set(Message.objects.values_list("dedupe_key", flat=True)) == {"k", "k2"}
+
+
+def test_six_transactions_publishing_one_key_at_once_make_one_message() -> None:
+    # outbox B39: "exists?" then insert made six of six
+    barrier = threading.Barrier(6)
+    ids: list[int] = []
+
+    def one() -> None:
+        try:
+            barrier.wait(10)
+            ids.append(publish().id)
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=one) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert len(ids) == 6
+    assert len(set(ids)) == 1
+    assert Message.objects.count() == 1
+
+
+def test_six_naive_publishers_that_look_first_make_several_messages() -> None:
+    """The naive version: look whether it exists, then insert, with nothing in the database to decide."""
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE UNLOGGED TABLE naive_outbox (key text)")
+    barrier = threading.Barrier(6)
+
+    def one() -> None:
+        try:
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT count(*) FROM naive_outbox WHERE key = 'k'")
+                known = cursor.fetchone()[0]
+                barrier.wait(10)
+                if not known:
+                    cursor.execute("INSERT INTO naive_outbox VALUES ('k')")
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=one) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT count(*) FROM naive_outbox")
+            assert cursor.fetchone()[0] == 6
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("DROP TABLE naive_outbox")
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ({**MAIL, "to": "no address"}, "not one email address"),
+        ({**MAIL, "to": []}, "no recipient"),
+        ({**MAIL, "to": ["a@example.org, b@example.org"]}, "not one email address"),
+        ({**MAIL, "to": "jörg@example.org"}, "beyond ASCII"),
+        ({**MAIL, "subject": "a\r\nBcc: evil@example.org"}, "newline|linefeed|header"),
+        ({**MAIL, "headers": {"Message-ID": "<x@y>"}}, "made from the other fields"),
+        ({**MAIL, "text": None}, "neither text nor html"),
+        ({**MAIL, "text": 7}, "not text"),
+        ({**MAIL, "txet": "a"}, "unknown fields txet"),
+        ({**MAIL, "text": "a\0b"}, "NUL"),
+        ({**MAIL, "text": datetime(2026, 1, 1)}, "not JSON"),
+        ({**MAIL, "text": float("nan")}, "not JSON"),
+        ({**MAIL, "attachments": [{"name": "a", "type": "text/plain", "base64": "%"}]}, "base64"),
+        ({**MAIL, "attachments": [{"name": "a", "type": "pdf", "base64": ""}]}, "application/pdf"),
+        ({**MAIL, "attachments": [{"name": "a"}]}, "has no base64, type"),
+    ],
+)
+def test_content_that_cannot_be_sent_is_refused_at_publish(content: dict[str, Any], reason: str) -> None:
+    with pytest.raises(errors.InvalidContent, match=reason):
+        publish(content=content)
+    assert not Message.objects.exists()
+
+
+def test_a_backslash_u0000_in_plain_text_is_not_a_nul() -> None:
+    publish(content={**MAIL, "text": r"\u0000"})
+    assert Message.objects.count() == 1
+
+
+def test_naive_datetimes_are_refused() -> None:
+    with pytest.raises(errors.InvalidContent, match="without a time zone"):
+        publish(not_before=datetime(2026, 1, 1))
+
+
+def test_unknown_channel_names_the_known_ones() -> None:
+    with pytest.raises(errors.UnknownChannel, match="'email'"), transaction.atomic():
+        outbox.publish("fax", {}, dedupe_key="k")
+
+
+def test_rendered_mail_is_seven_bit_and_complete() -> None:
+    pdf = {"name": "Rechnung ü.pdf", "type": "application/pdf", "base64": "JVBERi0="}
+    to = "Änna <anna@bücher.example>"
+    mail = payload(publish(content={**MAIL, "to": to, "html": "<p>ü</p>", "attachments": [pdf]}))
+    assert mail["rcpt_tos"] == ["anna@xn--bcher-kva.example"]
+    assert mail["mail_from"] == "b@example.com"
+    assert mail["raw"].isascii()
+    assert f"Message-ID: {mail['message_id']}\r\n" in mail["raw"]
+    assert "\r\nDate: " in mail["raw"]
+    assert mail["message_id"].endswith("@example.com>")
+
+
+def test_bcc_is_in_the_envelope_only() -> None:
+    mail = payload(publish(content={**MAIL, "bcc": ["hidden@example.org"]}))
+    assert mail["rcpt_tos"] == ["anna@example.org", "hidden@example.org"]
+    assert "hidden" not in mail["raw"]
+
+
+def test_cancel_takes_back_an_unsent_message_in_the_transaction() -> None:
+    publish()
+    with transaction.atomic():
+        assert outbox.cancel("k")
+        transaction.set_rollback(True)
+    assert Message.objects.get().state == State.PENDING
+    with transaction.atomic():
+        assert outbox.cancel("k")
+        assert outbox.cancel("k")
+        assert not outbox.cancel("unknown")
+    assert Message.objects.get().state == State.CANCELLED
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"state": "sending", "claim": 1, "claimed_until": timezone.now()},
+        {"state": "in_doubt", "claim": 1},
+        {"state": "sent", "sent_at": timezone.now()},
+    ],
+)
+def test_cancel_says_no_when_the_message_is_beyond_recall(values: dict[str, Any]) -> None:
+    publish()
+    Message.objects.update(**values)
+    with transaction.atomic():
+        assert not outbox.cancel("k")
+    assert Message.objects.get().state == values["state"]
+
+
+def test_nothing_leaves_sent_whoever_writes() -> None:
+    publish()
+    Message.objects.update(state="sent", sent_at=timezone.now())
+    with pytest.raises(IntegrityError, match="is sent, which is final"):
+        Message.objects.update(state="pending", sent_at=None)
+    Message.objects.update(payload=None)  # pruning is not leaving
+
+
+@pytest.mark.parametrize(
+    ("values", "constraint"),
+    [
+        ({"state": "gone"}, "state_known"),
+        ({"state": "claimed"}, "claim_while_held"),
+        ({"claimed_until": timezone.now()}, "claim_while_held"),
+        ({"state": "sent"}, "sent_at_if_sent"),
+        ({"attempts": -1}, "attempts_not_negative"),
+        ({"dedupe_key": ""}, "dedupe_key_not_empty"),
+        ({"payload": None}, "pruned_only_when_done"),
+    ],
+)
+def test_impossible_rows_are_refused_by_the_database(values: dict[str, Any], constraint: str) -> None:
+    publish()
+    with pytest.raises(IntegrityError, match=constraint):
+        Message.objects.update(**values)
