@@ -1,0 +1,141 @@
+"""One class per cause; the data are attributes, the sentence says what happened and what to do."""
+
+from datetime import timedelta
+
+
+class LeaseError(Exception):
+    """Base of everything this app raises."""
+
+
+class LeaseBusy(LeaseError):
+    """Another holder has the resource; try again after `retry_after`."""
+
+    def __init__(self, resource: str, *, holder: str, retry_after: timedelta) -> None:
+        self.resource = resource
+        self.holder = holder
+        self.retry_after = retry_after
+        super().__init__(
+            f"{resource} is leased by {holder} for another {retry_after.total_seconds():.3f} s; try again later."
+        )
+
+
+class LeaseLost(LeaseError):
+    """The lease ended while its holder was still working; stop, and let the job run again."""
+
+    def __init__(self, resource: str, *, token: int, reason: str) -> None:
+        self.resource = resource
+        self.token = token
+        self.reason = reason
+        super().__init__(f"The lease on {resource} (token {token}) is lost: {reason}. Stop; the job has to run again.")
+
+
+class LeaseUnavailable(LeaseError):
+    """Redis or the database could not answer; nothing was leased, try again when it is back."""
+
+    def __init__(self, resource: str, *, reason: str) -> None:
+        self.resource = resource
+        self.reason = reason
+        super().__init__(f"{resource} could not be leased: {reason}. Nothing is held; try again later.")
+
+
+class LeaseCorrupt(LeaseError):
+    """The key of a resource holds something that no lease ever wrote; a person has to look."""
+
+    def __init__(self, resource: str, *, key: str, value: str) -> None:
+        self.resource = resource
+        self.key = key
+        self.value = value
+        super().__init__(
+            f"The Redis key {key} holds {value[:80]!r}, which is not a lease. "
+            "Find out what writes there, then delete it."
+        )
+
+
+class StaleToken(LeaseError):
+    """The fence is beyond this token: somebody else was granted the resource since; nothing was written."""
+
+    def __init__(self, resource: str, *, token: int, current: int) -> None:
+        self.resource = resource
+        self.token = token
+        self.current = current
+        super().__init__(
+            f"Token {token} of {resource} is stale, the fence is at {current}. "
+            "Nothing was written; the job has to run again."
+        )
+
+
+class FenceMissing(LeaseError):
+    """The database no longer knows a token that it once accepted, as after a restore."""
+
+    def __init__(self, resource: str, *, token: int, current: int | None) -> None:
+        self.resource = resource
+        self.token = token
+        self.current = current
+        super().__init__(
+            f"The fence of {resource} is at {current}, below the granted token {token}: "
+            "the database lost what it had accepted. Nothing was written; find out what was restored."
+        )
+
+
+class NotHeld(LeaseError):
+    """A fenced row was about to be written without its resource's lease; take the lease first."""
+
+    def __init__(self, resource: str, *, detail: str = "") -> None:
+        self.resource = resource
+        super().__init__(
+            f"Writing here needs the lease on {resource}, which this thread does not hold{detail}. "
+            "Wrap the work in hold(...), and raw SQL in lease.transaction()."
+        )
+
+
+class StaleInstance(LeaseError):
+    """The instance was read before the lease was granted, so it may be old; read it again under the lease."""
+
+    def __init__(self, resource: str, *, instance: str) -> None:
+        self.resource = resource
+        self.instance = instance
+        super().__init__(
+            f"{instance} was read before the lease on {resource} was granted and may be out of date. "
+            "Read it again inside hold(...)."
+        )
+
+
+class InsideTransaction(LeaseError):
+    """A lease was asked for inside an open transaction, where its token would be invisible to everybody else."""
+
+    def __init__(self, resource: str, *, using: str) -> None:
+        self.resource = resource
+        self.using = using
+        super().__init__(
+            f"{resource} cannot be leased inside an open transaction on database {using!r}. "
+            "Take the lease first, then open the transaction (under ATOMIC_REQUESTS: use @non_atomic_requests)."
+        )
+
+
+class InsideCoroutine(LeaseError):
+    """`hold()` was used from a coroutine; it would block the event loop."""
+
+    def __init__(self, resource: str) -> None:
+        self.resource = resource
+        super().__init__(
+            f"{resource} cannot be leased from a coroutine. Put the whole body into a function and call it "
+            "with asgiref.sync.sync_to_async(...)."
+        )
+
+
+class InvalidResource(LeaseError, ValueError):
+    """The name of a resource is empty, too long, or not text that PostgreSQL can store."""
+
+    def __init__(self, resource: object, *, reason: str) -> None:
+        self.resource = resource
+        self.reason = reason
+        super().__init__(f"{resource!r:.100} cannot name a resource: {reason}.")
+
+
+class InvalidTtl(LeaseError, ValueError):
+    """A duration is not a timedelta in the allowed range."""
+
+    def __init__(self, ttl: object, *, reason: str) -> None:
+        self.ttl = ttl
+        self.reason = reason
+        super().__init__(f"{ttl!r} cannot be the ttl of a lease: {reason}.")

@@ -1,0 +1,180 @@
+"""The database side of a lease: register a token, present it, record the lease's end.
+
+PostgreSQL decides. The fence row of a resource holds its current token; registering a newer one makes every older
+holder stale at that moment, and presenting proves a token inside the transaction that writes under it.
+"""
+
+from dataclasses import dataclass
+
+from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from leases.errors import FenceMissing, StaleToken
+from leases.process import ProcessIdentity
+
+#: The trigger's SQLSTATE for a row whose resource was not presented in this transaction.
+NOT_PRESENTED = "LF002"
+LOCK_NOT_AVAILABLE = "55P03"
+
+# Every limit is set in a CTE that the locking one reads: set beside it, it would not bound its own wait.
+_REGISTER = """
+WITH limits AS MATERIALIZED (
+  SELECT set_config('lock_timeout', %(lock_timeout)s, true),
+         set_config('synchronous_commit', 'on', true)),
+accepted AS (
+  INSERT INTO leases_fence AS f (resource, token, holder, changed_at)
+  SELECT %(resource)s, %(token)s, %(holder)s, clock_timestamp() FROM limits
+  ON CONFLICT (resource) DO UPDATE
+     SET token = excluded.token, holder = excluded.holder, changed_at = excluded.changed_at
+   WHERE f.token < excluded.token OR (f.token = excluded.token AND f.holder = excluded.holder)
+  RETURNING f.resource),
+recorded AS (
+  INSERT INTO leases_leaserecord
+         (resource, token, holder, ttl_ms, host, pid, process_started, thread, acquired_at, "end")
+  SELECT resource, %(token)s, %(holder)s, %(ttl_ms)s, %(host)s, %(pid)s, %(started)s, %(thread)s, clock_timestamp(), ''
+    FROM accepted
+  ON CONFLICT (resource, token) DO NOTHING)
+SELECT r.token, r.holder, r.host, r.pid, r.process_started
+  FROM accepted
+  LEFT JOIN leases_leaserecord r
+    ON r.resource = accepted.resource AND r.ended_at IS NULL AND r.token < %(token)s
+"""
+
+_PRESENT = """
+WITH limits AS MATERIALIZED (
+  SELECT set_config('lock_timeout', %(limit)s, true),
+         set_config('idle_in_transaction_session_timeout', %(limit)s, true),
+         set_config('tcp_user_timeout', %(limit)s, true),
+         set_config('synchronous_commit', 'on', true)),
+fence AS MATERIALIZED (
+  SELECT f.resource, f.token FROM limits, leases_fence f
+   WHERE f.resource = %(resource)s AND f.token = %(token)s FOR SHARE OF f),
+earlier AS MATERIALIZED (
+  SELECT nullif(current_setting('leases.presented', true), '')::jsonb AS v)
+SELECT set_config('leases.presented', jsonb_build_object(
+         'xact', pg_current_xact_id()::text,
+         'tokens', CASE WHEN v->>'xact' = pg_current_xact_id()::text THEN v->'tokens' ELSE '{}' END
+                   || jsonb_build_object(resource, token::text))::text, true)
+  FROM fence, earlier
+"""
+
+_END = """
+UPDATE leases_leaserecord SET ended_at = clock_timestamp(), "end" = %(end)s
+ WHERE resource = %(resource)s AND token = %(token)s AND ended_at IS NULL
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Unreleased:
+    """An earlier lease of the same resource that never ended: its holder crashed, or is running still."""
+
+    token: int
+    holder: str
+    process: ProcessIdentity
+
+
+class Refused(Exception):
+    """The fence already holds a token that is not smaller; ask for one above `stored`."""
+
+    def __init__(self, stored: int) -> None:
+        self.stored = stored
+
+
+def register(
+    resource: str, *, token: int, holder: str, ttl_ms: int, process: ProcessIdentity, thread: str, using: str
+) -> list[Unreleased]:
+    """Make `token` the fence's current one and write the lease's record, in one statement of its own.
+
+    Accepted where the stored token is strictly smaller, or where token and holder are already these (the reply was
+    lost). Returns the earlier leases that were never released. Raises Refused, or django.db.DatabaseError; SQLSTATE
+    55P03 means that a transaction of the former holder is still open.
+    """
+    with connections[using].cursor() as cursor:
+        cursor.execute(
+            _REGISTER,
+            {
+                "lock_timeout": f"{limit_ms(ttl_ms) + min(1000, ttl_ms // 6)}ms",
+                "resource": resource,
+                "token": token,
+                "holder": holder,
+                "ttl_ms": ttl_ms,
+                "host": process.host,
+                "pid": process.pid,
+                "started": process.started,
+                "thread": thread[:255],
+            },
+        )
+        rows = cursor.fetchall()
+    if not rows:
+        raise Refused(current(resource, using=using) or 0)
+    return [
+        Unreleased(token, holder, ProcessIdentity(host, pid, started))
+        for token, holder, host, pid, started in rows
+        if token is not None
+    ]
+
+
+def present(resource: str, token: int, *, ttl_ms: int, using: str) -> None:
+    """Prove inside the open transaction on `using` that `token` is current, and keep it so until the commit.
+
+    The fence row stays locked FOR SHARE: a plain SELECT, or a foreign key's lock, would let a stale transaction commit
+    after a newer one. The transaction is also bounded, so that a process frozen inside it holds up its successor for
+    2 s, or ttl/3 if that is shorter, and no longer.
+
+    Raises StaleToken when the fence is beyond `token`, FenceMissing when it is below it.
+    """
+    connection = connections[using]
+    with connection.cursor() as cursor:
+        cursor.execute(_PRESENT, {"limit": f"{limit_ms(ttl_ms)}ms", "resource": resource, "token": token})
+        if cursor.fetchone():
+            return
+    stored = current(resource, using=using)
+    if stored is None or stored <= token:
+        raise FenceMissing(resource, token=token, current=stored)
+    raise StaleToken(resource, token=token, current=stored)
+
+
+def current(resource: str, *, using: str) -> int | None:
+    """Return the fence's current token, None if the resource was never leased."""
+    with connections[using].cursor() as cursor:
+        cursor.execute("SELECT token FROM leases_fence WHERE resource = %s", [resource])
+        row = cursor.fetchone()
+    return row[0] if row else None
+
+
+def end(resource: str, token: int, how: str, *, using: str) -> None:
+    """Write the lease's end to its record; the first end stays."""
+    with connections[using].cursor() as cursor:
+        cursor.execute(_END, {"resource": resource, "token": token, "end": how})
+
+
+def limit_ms(ttl_ms: int) -> int:
+    """Return how long a transaction under a lease of `ttl_ms` may idle, or wait for a lock."""
+    return max(1, min(2000, ttl_ms // 3))
+
+
+def has_open_transaction(using: str) -> bool:
+    """Say whether this thread has an open transaction on any connection to the database of `using`."""
+    here = _address(connections[using])
+    return any(
+        connection.in_atomic_block or (connection.connection is not None and not connection.get_autocommit())
+        for connection in connections.all(initialized_only=True)
+        if _address(connection) == here
+    )
+
+
+def reopen_if_closed(using: str) -> None:
+    """Give this thread a new connection if the server has closed the old one; never inside a transaction."""
+    connection = connections[using]
+    if not connection.in_atomic_block:
+        connection.close_if_unusable_or_obsolete()
+
+
+def sqlstate(error: BaseException) -> str | None:
+    """Return PostgreSQL's five-character code of an error that Django wrapped, or of psycopg's own (as from COPY)."""
+    return getattr(error.__cause__ or error, "sqlstate", None)
+
+
+def _address(connection: BaseDatabaseWrapper) -> tuple[object, ...]:
+    settings = connection.settings_dict
+    return settings["HOST"], settings["PORT"], settings["NAME"]

@@ -1,0 +1,98 @@
+"""What the database knows about leases: the fences, the record of each lease, and the incidents."""
+
+from typing import TYPE_CHECKING
+
+from django.db import models
+
+from leases.resources import MAX_LENGTH
+
+if TYPE_CHECKING:
+    from leases.fenced import FencedModel as FencedModel
+
+
+class Fence(models.Model):
+    """Remembers a resource's current token; writes under any other are refused."""
+
+    resource = models.CharField(max_length=MAX_LENGTH, primary_key=True)
+    token = models.BigIntegerField(help_text="The only token that writes are accepted under; it only goes up.")
+    holder = models.CharField(max_length=32, help_text="Whose token it is.")
+    changed_at = models.DateTimeField(help_text="Database time of the last acquisition.")
+
+    class Meta:
+        constraints = [models.CheckConstraint(condition=models.Q(token__gt=0), name="leases_fence_token_positive")]
+
+    def __str__(self) -> str:
+        return f"{self.resource} at {self.token}"
+
+
+class LeaseRecord(models.Model):
+    """One lease from its grant to its end; the row that shows who worked and how it ended."""
+
+    class End(models.TextChoices):
+        RELEASED = "released", "released by its holder"
+        LOST = "lost", "noticed as lost by its holder's process"
+        EXPIRED = "expired", "expired without a word from its holder"
+        BROKEN = "broken", "broken by a person"
+
+    resource = models.CharField(max_length=MAX_LENGTH)
+    token = models.BigIntegerField()
+    holder = models.CharField(max_length=32)
+    ttl_ms = models.BigIntegerField()
+    host = models.CharField(max_length=255)
+    pid = models.BigIntegerField()
+    process_started = models.CharField(max_length=32, blank=True)
+    thread = models.CharField(max_length=255, blank=True)
+    acquired_at = models.DateTimeField(help_text="Database time of the registration.")
+    ended_at = models.DateTimeField(null=True, blank=True, help_text="Database time of the lease's end.")
+    end = models.CharField(max_length=16, choices=End.choices, blank=True)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["resource", "token"], name="leases_record_once_per_token"),
+            models.CheckConstraint(
+                condition=models.Q(ended_at__isnull=True, end="")
+                | models.Q(ended_at__isnull=False) & ~models.Q(end=""),
+                name="leases_record_end_and_time_together",
+            ),
+        ]
+        indexes = [
+            models.Index(fields=["resource"], condition=models.Q(ended_at__isnull=True), name="leases_record_unended"),
+            models.Index(fields=["acquired_at"], name="leases_record_acquired"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.resource} under {self.token}"
+
+
+class Incident(models.Model):
+    """A lease that ended without release while its holder was, or may have been, still running."""
+
+    class Detector(models.TextChoices):
+        RENEWAL_REFUSED = "renewal_refused", "a renewal found another holder"
+        KEY_GONE = "key_gone", "a renewal found no key"
+        DEADLINE_PASSED = "deadline_passed", "the deadline passed without a renewal"
+        HELD_TOO_LONG = "held_too_long", "held for longer than LEASES_MAX_HOLD"
+        RELEASE_REFUSED = "release_refused", "the release found the key gone or taken"
+        UNRELEASED_RECORD = "unreleased_record", "the next holder found an unreleased record"
+        STALE_WRITE = "stale_write", "a stale token was presented"
+
+    class Fate(models.TextChoices):
+        RUNNING = "running", "still running: it came back"
+        CRASHED = "crashed", "its process is gone"
+        UNKNOWN = "unknown", "not known"
+
+    resource = models.CharField(max_length=MAX_LENGTH)
+    token = models.BigIntegerField()
+    holder = models.CharField(max_length=32)
+    detector = models.CharField(max_length=32, choices=Detector.choices, help_text="Who saw it first.")
+    fate = models.CharField(max_length=16, choices=Fate.choices, help_text="What became of the holder.")
+    host = models.CharField(max_length=255)
+    pid = models.BigIntegerField()
+    seen_at = models.DateTimeField(help_text="Database time when it was seen first.")
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["resource", "token"], name="leases_one_incident_per_lease")]
+        indexes = [models.Index(fields=["seen_at"], name="leases_incident_seen")]
+
+    def __str__(self) -> str:
+        return f"{self.resource} under {self.token}: {self.get_detector_display()}"

@@ -1,0 +1,307 @@
+"""Holding a lease: who gets it, how it ends, and that nothing else's end is touched."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection, connections, transaction
+
+from leases import current_lease, fence, hold, live
+from leases.errors import (
+    InsideCoroutine,
+    InsideTransaction,
+    InvalidResource,
+    InvalidTtl,
+    LeaseBusy,
+    LeaseCorrupt,
+    LeaseLost,
+)
+from leases.models import Fence, Incident, LeaseRecord
+from leases.resources import key_of
+from tests.leases.conftest import steal
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+SHORT = timedelta(milliseconds=600)
+
+
+@contextmanager
+def in_thread(work: Any) -> Iterator[threading.Thread]:
+    def run() -> None:
+        try:
+            work()
+        finally:
+            connections.close_all()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    yield thread
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_lease_registers_its_token_and_records_its_end(redis: Any) -> None:
+    with hold("customer:1") as lease:
+        assert redis.get(key_of("customer:1")) == f"{lease.holder}:{lease.token}".encode()
+        assert Fence.objects.get(resource="customer:1").token == lease.token
+        assert LeaseRecord.objects.get(token=lease.token).ended_at is None
+        assert current_lease("customer:1") is lease
+        assert timedelta(0) < lease.remaining() <= timedelta(seconds=60)
+    assert redis.get(key_of("customer:1")) is None
+    record = LeaseRecord.objects.get(token=lease.token)
+    assert record.end == LeaseRecord.End.RELEASED
+    assert current_lease() is None
+    assert not Incident.objects.exists()
+
+
+def test_second_caller_is_told_who_has_it_and_never_runs() -> None:
+    refused: list[LeaseBusy] = []
+
+    def second() -> None:
+        with pytest.raises(LeaseBusy) as caught, hold("customer:1"):
+            pytest.fail("the body ran without the lease")  # redis-py 621: it did  # locks L22
+        refused.append(caught.value)
+
+    with hold("customer:1") as lease, in_thread(second):
+        pass
+    assert refused[0].holder == lease.holder
+    assert timedelta(0) < refused[0].retry_after <= timedelta(seconds=60)
+
+
+def test_waiting_caller_gets_the_lease_after_its_release() -> None:
+    got: list[int] = []
+
+    def second() -> None:
+        with hold("customer:1", wait=timedelta(seconds=10)) as lease:
+            got.append(lease.token)
+
+    with ExitStack() as stack, hold("customer:1") as lease:
+        stack.enter_context(in_thread(second))
+        assert not got
+    assert [token > lease.token for token in got] == [True]
+
+
+def test_lease_outlives_its_ttl_many_times_while_renewed(redis: Any) -> None:
+    with hold("customer:1", ttl=SHORT) as lease:
+        first = lease.deadline
+        wait_until(lambda: lease.deadline > first + 3 * SHORT.total_seconds())
+        lease.check()
+        assert redis.pttl(key_of("customer:1")) > 0
+    assert not Incident.objects.exists()
+
+
+def test_lease_is_abandoned_when_renewal_finds_another_holder() -> None:  # locks L25
+    with pytest.raises(LeaseLost) as lost, hold("customer:1", ttl=SHORT) as lease:
+        steal("customer:1")
+        wait_until(lambda: not lease.is_held)
+        lease.check()
+    assert lost.value.token == lease.token
+    incident = wait_until(lambda: Incident.objects.filter(token=lease.token).first())
+    assert incident is not None
+    assert (incident.detector, incident.fate) == (Incident.Detector.RENEWAL_REFUSED, Incident.Fate.RUNNING)
+
+
+def test_body_that_ended_well_but_lost_its_lease_raises() -> None:
+    with pytest.raises(LeaseLost), hold("customer:1", ttl=SHORT) as lease:
+        steal("customer:1")
+        wait_until(lambda: not lease.is_held)
+
+
+def test_release_after_expiry_leaves_the_successors_key(redis: Any) -> None:  # locks L12 L14 L15
+    with pytest.raises(LeaseLost), hold("customer:1", ttl=SHORT) as lease:
+        token = steal("customer:1")
+        wait_until(lambda: not lease.is_held)
+    assert redis.get(key_of("customer:1")).endswith(f":{token}".encode())
+
+
+def test_release_twice_is_quiet_and_no_incident() -> None:  # locks L18
+    with hold("customer:1") as lease:
+        pass
+    lease.release()
+    assert not Incident.objects.exists()
+
+
+def test_own_error_of_the_body_is_never_masked() -> None:  # locks L20
+    with pytest.raises(ZeroDivisionError), hold("customer:1", ttl=SHORT) as lease:
+        steal("customer:1")
+        wait_until(lambda: not lease.is_held)
+        _ = 1 / 0
+
+
+def test_token_goes_up_when_redis_forgot_everything(redis: Any) -> None:  # locks L01 L02
+    with hold("customer:1") as first:
+        pass
+    redis.flushall()
+    Fence.objects.filter(resource="customer:1").update(token=first.token + 10**12)
+    with hold("customer:1") as second:
+        assert second.token > first.token + 10**12
+
+
+def test_lease_goes_on_when_redis_forgets_it_in_mid_hold(redis: Any) -> None:
+    with hold("customer:1", ttl=SHORT) as lease:
+        redis.flushall()
+        wait_until(lambda: redis.get(key_of("customer:1")) is not None)
+        assert redis.get(key_of("customer:1")) == f"{lease.holder}:{lease.token}".encode()
+        before = lease.deadline
+        wait_until(lambda: lease.deadline > before)
+        lease.check()
+    incident = wait_until(lambda: Incident.objects.filter(token=lease.token).first())
+    assert incident is not None
+    assert incident.detector == Incident.Detector.KEY_GONE
+
+
+def test_redis_that_forgets_again_and_again_still_lets_the_job_finish(redis: Any) -> None:
+    with hold("customer:1", ttl=SHORT) as lease:
+        for _ in range(4):
+            redis.flushall()
+            before = lease.deadline
+            wait_until(lambda before=before: lease.deadline > before)  # type: ignore[misc]
+        lease.check()
+
+
+def test_lost_reply_of_registration_is_recognised_as_ones_own() -> None:
+    from leases.process import ProcessIdentity
+
+    arguments: dict[str, Any] = {"token": 7, "holder": "a" * 32, "ttl_ms": 1000, "thread": "", "using": "default"}
+    arguments["process"] = ProcessIdentity.own()
+    assert fence.register("customer:1", **arguments) == []
+    assert fence.register("customer:1", **arguments) == []
+    with pytest.raises(fence.Refused):
+        fence.register("customer:1", **{**arguments, "holder": "b" * 32})
+
+
+def test_successor_finds_the_unreleased_record_of_a_crashed_holder() -> None:
+    steal("customer:1")
+    from django_redis import get_redis_connection
+
+    get_redis_connection("leases").delete(key_of("customer:1"))
+    with hold("customer:1"):
+        incident = Incident.objects.get()
+    assert (incident.detector, incident.fate) == (Incident.Detector.UNRELEASED_RECORD, Incident.Fate.UNKNOWN)
+    assert LeaseRecord.objects.get(token=incident.token).end == LeaseRecord.End.EXPIRED
+
+
+def test_asking_again_in_the_same_thread_gives_the_same_lease() -> None:  # locks L08
+    with hold("customer:1") as outer:
+        with hold("customer:1") as inner:
+            assert inner is outer
+        outer.check()
+    assert LeaseRecord.objects.count() == 1
+
+
+def test_lease_is_refused_inside_an_open_transaction() -> None:
+    with transaction.atomic(), pytest.raises(InsideTransaction), hold("customer:1"):
+        pass
+
+
+def test_lease_is_refused_in_a_coroutine() -> None:
+    import asyncio
+
+    async def job() -> None:
+        with hold("customer:1"):
+            pass
+
+    with pytest.raises(InsideCoroutine):
+        asyncio.run(job())
+
+
+@pytest.mark.parametrize("name", ["", "x" * 256, "a\x00b", "\ud800", 7, None])
+def test_name_that_cannot_be_stored_is_refused(name: Any) -> None:
+    with pytest.raises(InvalidResource), hold(name):
+        pass
+
+
+@pytest.mark.parametrize("name", ["kunde:ä", "a}b", "{a}", "a%7Db", "a b\n", "顧客:1", "x" * 255])
+def test_any_other_name_works_and_is_one_key(name: str) -> None:
+    with hold(name):
+        assert set(live([name, name + "!"])) == {name}
+
+
+@pytest.mark.parametrize(
+    "ttl",
+    [timedelta(0), timedelta(seconds=-1), timedelta(microseconds=400), timedelta(days=1), True, 60, float("nan")],
+)
+def test_ttl_out_of_range_is_refused_before_redis_sees_it(ttl: Any, redis: Any) -> None:  # locks L40 L41
+    with pytest.raises(InvalidTtl), hold("customer:1", ttl=ttl):
+        pass
+    assert redis.dbsize() == 0
+
+
+@pytest.mark.parametrize("value", ["1", "held", "xyz:1", "ab:cd"])
+def test_foreign_value_is_corruption_not_contention(value: str, redis: Any) -> None:
+    redis.set(key_of("customer:1"), value)
+    with pytest.raises(LeaseCorrupt), hold("customer:1"):
+        pass
+
+
+def test_foreign_type_is_corruption_not_contention(redis: Any) -> None:
+    redis.rpush(key_of("customer:1"), "x")
+    with pytest.raises(LeaseCorrupt), hold("customer:1"):
+        pass
+
+
+def test_key_of_a_holder_whose_clock_ran_ahead_is_cut_to_the_longest_lease(redis: Any, settings: Any) -> None:
+    settings.LEASES_MAX_TTL = timedelta(seconds=90)
+    redis.set(key_of("customer:1"), "a" * 32 + ":5", px=86_400_000)
+    with pytest.raises(LeaseBusy) as busy, hold("customer:1"):
+        pass
+    assert busy.value.retry_after == timedelta(seconds=90)
+    assert 0 < redis.pttl(key_of("customer:1")) <= 90_000
+
+
+def test_scripts_survive_a_script_flush(redis: Any) -> None:  # locks L59
+    with hold("customer:1", ttl=SHORT) as lease:
+        redis.script_flush()
+        before = lease.deadline
+        wait_until(lambda: lease.deadline > before)
+        redis.script_flush()
+    assert live(["customer:1"]) == {}
+
+
+def test_lease_held_for_too_long_is_abandoned(settings: Any) -> None:  # locks L32
+    settings.LEASES_MAX_HOLD = timedelta(milliseconds=900)
+    with pytest.raises(LeaseLost), hold("customer:1", ttl=SHORT) as lease:
+        wait_until(lambda: not lease.is_held)
+        lease.check()
+
+
+def test_lease_of_a_thread_that_died_is_no_longer_renewed(redis: Any) -> None:  # locks L32
+    from leases.lease import acquire
+
+    leaked: list[Any] = []
+    with in_thread(lambda: leaked.append(acquire("customer:1", ttl=SHORT))):
+        pass
+    wait_until(lambda: not leaked[0].is_held)
+    wait_until(lambda: redis.get(key_of("customer:1")) is None)
+
+
+def test_lease_that_was_dropped_without_release_is_no_longer_renewed(redis: Any) -> None:
+    from leases.lease import acquire
+
+    acquire("customer:1", ttl=SHORT)
+    wait_until(lambda: redis.get(key_of("customer:1")) is None)
+
+
+def test_forked_child_owns_nothing(redis: Any) -> None:
+    import os
+
+    with hold("customer:1") as lease:
+        connection.close()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                refused = False
+                try:
+                    lease.check()
+                except LeaseLost:
+                    refused = True
+                lease.release()
+                os._exit(0 if refused and current_lease() is None else 1)
+            except BaseException:
+                os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert redis.get(key_of("customer:1")) is not None
+        lease.check()
