@@ -1,20 +1,58 @@
-"""How this deployment is put together; the only reader of the environment."""
+"""How this deployment is put together; the only reader of the environment.
+
+Every variable is listed, with its meaning, in `.env.example`. Without any, the defaults are those of production.
+"""
 
 from datetime import timedelta
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import environ
+from django.core.exceptions import ImproperlyConfigured
+
+from project.devservices.addresses import read_addresses
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 
 env = environ.Env()
-env.read_env(BASE_DIR / ".env")
+# The real environment wins over the file.
+env_file = Path(env.str("ENV_FILE", default=str(BASE_DIR / ".env")))
+if env_file.is_file():
+    env.read_env(env_file)
 
 DEBUG = env.bool("DEBUG", default=False)
-SECRET_KEY = env.str("SECRET_KEY", default="insecure-development-key" if DEBUG else environ.Env.NOTSET)
-ALLOWED_HOSTS = env.list("ALLOWED_HOSTS", default=["localhost", "127.0.0.1"] if DEBUG else [])
+
+
+def required(name: str, what: str, development_default: str) -> str:
+    """Return a variable that production cannot do without, or say in one sentence that it is missing."""
+    value = env.str(name, default="")
+    if not value and not DEBUG:
+        raise ImproperlyConfigured(f"{name} is not set: {what}, in the environment or in .env (see .env.example).")
+    return value or development_default
+
+
+def seconds(name: str, default: float) -> timedelta:
+    """Return a variable given in seconds as a span of time."""
+    return timedelta(seconds=env.float(name, default=default))
+
+
+# Security
+
+SECRET_KEY = required("SECRET_KEY", "give 50 random characters", "insecure-development-key")
+ALLOWED_HOSTS = env.list("ALLOWED_HOSTS", default=["localhost", "127.0.0.1", "[::1]"] if DEBUG else [])
+CSRF_TRUSTED_ORIGINS = env.list("CSRF_TRUSTED_ORIGINS", default=[])
+
+HTTPS = env.bool("HTTPS", default=not DEBUG)
+SECURE_SSL_REDIRECT = SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = HTTPS
+SECURE_HSTS_SECONDS = env.int("HSTS_SECONDS", default=31_536_000) if HTTPS else 0
+SECURE_HSTS_INCLUDE_SUBDOMAINS = SECURE_HSTS_PRELOAD = HTTPS
+if env.bool("BEHIND_TLS_PROXY", default=False):
+    SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
+
+# Applications
 
 INSTALLED_APPS = [
+    "project",  # first: it sets the broker, which must be there before any actor is imported
     "django.contrib.admin",
     "django.contrib.auth",
     "django.contrib.contenttypes",
@@ -26,7 +64,6 @@ INSTALLED_APPS = [
     "leases",
     "outbox",
     "billing",
-    "project",
 ]
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
@@ -52,28 +89,97 @@ TEMPLATES = [
         },
     }
 ]
+AUTH_PASSWORD_VALIDATORS = [
+    {"NAME": f"django.contrib.auth.password_validation.{name}"}
+    for name in ("UserAttributeSimilarityValidator", "MinimumLengthValidator", "CommonPasswordValidator")
+]
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 USE_TZ = True
 TIME_ZONE = "UTC"
 LANGUAGE_CODE = "en"
 STATIC_URL = "static/"
+STATIC_ROOT = env.str("STATIC_ROOT", default=str(BASE_DIR / ".local" / "static"))
 
-DATABASES = {"default": env.db("DATABASE_URL")}
-REDIS_URL = env.str("REDIS_URL")
+# Servers. With DEBUG on, the development servers fill in for an address that is not given. They may never have been
+# started yet: port 1 refuses every connection, and the check project.E001 says what to do.
+
+development = read_addresses(BASE_DIR / ".local") if DEBUG else {}
+DEVSERVICES = [
+    name
+    for name, variable in (("postgres", "DATABASE_URL"), ("valkey", "REDIS_URL"))
+    if DEBUG and not env.str(variable, default="")
+]
+
+DATABASE_URL = required(
+    "DATABASE_URL",
+    "name the PostgreSQL database, as in postgresql://user:password@host:5432/name",
+    development.get("DATABASE_URL", "postgresql://postgres@127.0.0.1:1/invoice_once"),
+)
+DATABASES = {"default": env.db_url_config(DATABASE_URL)}
+DATABASES["default"]["CONN_MAX_AGE"] = env.int("DATABASE_CONN_MAX_AGE", default=60)
+DATABASES["default"]["CONN_HEALTH_CHECKS"] = True
+DATABASES["default"].setdefault("OPTIONS", {}).setdefault("connect_timeout", 5)
+
+REDIS_URL = required(
+    "REDIS_URL",
+    "name the Redis or Valkey server, as in redis://host:6379/0",
+    development.get("REDIS_URL", "redis://127.0.0.1:1/0"),
+)
 BROKER_URL = env.str("BROKER_URL", default=REDIS_URL)
+LEASES_REDIS_URL = env.str("LEASES_REDIS_URL", default=REDIS_URL)
+for name, url in (("REDIS_URL", REDIS_URL), ("LEASES_REDIS_URL", LEASES_REDIS_URL)):
+    if urlsplit(url).scheme not in ("redis", "rediss", "unix"):
+        raise ImproperlyConfigured(
+            f"{name} begins with {urlsplit(url).scheme!r}: write redis:// or rediss://, also for Valkey."
+        )
+
+# Leases
+
+LEASES_TTL = seconds("LEASES_TTL_SECONDS", 60.0)
+LEASES_MAX_HOLD = seconds("LEASES_MAX_HOLD_SECONDS", 3600.0)
+# The keeper renews every third of a lease and must hear of a failure before the next one is due: connecting and
+# waiting for the answer take at most a third together.
+leases_redis_timeout = min(2.0, LEASES_TTL.total_seconds() / 6)
 CACHES = {
     "default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"},
     "leases": {
         "BACKEND": "django_redis.cache.RedisCache",
-        "LOCATION": env.str("LEASES_REDIS_URL", default=REDIS_URL),
-        "OPTIONS": {"SOCKET_CONNECT_TIMEOUT": 2, "SOCKET_TIMEOUT": 2},
+        "LOCATION": LEASES_REDIS_URL,
+        "OPTIONS": {"SOCKET_CONNECT_TIMEOUT": leases_redis_timeout, "SOCKET_TIMEOUT": leases_redis_timeout},
     },
 }
 
+# Mail
+
 EMAIL_HOST = env.str("EMAIL_HOST", default="localhost")
 EMAIL_PORT = env.int("EMAIL_PORT", default=25)
-EMAIL_TIMEOUT = env.int("EMAIL_TIMEOUT", default=10)
+EMAIL_HOST_USER = env.str("EMAIL_HOST_USER", default="")
+EMAIL_HOST_PASSWORD = env.str("EMAIL_HOST_PASSWORD", default="")
+EMAIL_USE_TLS = env.bool("EMAIL_USE_TLS", default=False)
+EMAIL_USE_SSL = env.bool("EMAIL_USE_SSL", default=False)
+EMAIL_TIMEOUT = env.int("EMAIL_TIMEOUT_SECONDS", default=10)
 DEFAULT_FROM_EMAIL = env.str("DEFAULT_FROM_EMAIL", default="billing@localhost")
+SERVER_EMAIL = DEFAULT_FROM_EMAIL
+
+# Billing
 
 BILLING_TAX_URL = env.str("BILLING_TAX_URL", default="http://127.0.0.1:8899")
-LEASES_TTL = timedelta(seconds=env.float("LEASES_TTL_SECONDS", default=60.0))
+
+# Logging
+
+LOG_FORMAT = env.str("LOG_FORMAT", default="plain", choices=["plain", "json"])
+LOG_LEVEL = env.str("LOG_LEVEL", default="INFO").upper()
+LOGGING = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "filters": {"job": {"()": "project.logs.JobFilter"}},
+    "formatters": {"plain": {"()": "project.logs.PlainFormatter"}, "json": {"()": "project.logs.JsonFormatter"}},
+    "handlers": {
+        "stderr": {"class": "logging.StreamHandler", "filters": ["job"], "formatter": LOG_FORMAT, "level": "NOTSET"}
+    },
+    "root": {"handlers": ["stderr"], "level": LOG_LEVEL},
+    # What Django logs goes the same way, once.
+    "loggers": {"django": {"handlers": [], "propagate": True}},
+}
+# Django would add its own handlers first, among them one that mails whenever a request fails.
+LOGGING_CONFIG = "logging.config.dictConfig"

@@ -1,1 +1,39 @@
-"""Fixtures that every part of the suite shares."""
+"""Fixtures that every part of the suite shares; tests/servers/plugin.py gives the run its servers."""
+
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.servers.plugin import SCRATCH, start_redis
+from tests.servers.processes import Processes
+from tests.servers.redis_server import PrivateRedis
+
+SHOWN_CHARACTERS = 20_000
+
+
+@pytest.fixture
+def redis_server(pytestconfig: pytest.Config, tmp_path: Path) -> Iterator[PrivateRedis]:
+    """A Redis-like server of this test's own, of the family the run is about: flush, freeze, kill, restart it."""
+    server = PrivateRedis(start_redis(pytestconfig.stash[SCRATCH], f"redis-{tmp_path.name}"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def processes(pytestconfig: pytest.Config, transactional_db: None, tmp_path: Path) -> Iterator[Processes]:
+    """Starts real processes (`manage.py ...`) on the test database and Redis; all are killed when the test ends."""
+    started = Processes(pytestconfig.stash[SCRATCH], tmp_path)
+    yield started
+    started.close()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show what the test's processes wrote when it fails."""
+    report = yield
+    started = getattr(item, "funcargs", {}).get("processes")
+    if report.when == "call" and report.failed and isinstance(started, Processes):
+        for process in started.started:
+            report.sections.append((f"output of {process.title}", process.output()[-SHOWN_CHARACTERS:]))
+    return report

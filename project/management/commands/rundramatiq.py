@@ -1,0 +1,58 @@
+"""Runs the workers."""
+
+import os
+import sys
+from argparse import ArgumentTypeError, RawDescriptionHelpFormatter
+from typing import Any
+
+from django.conf import settings
+from django.core.management.base import BaseCommand, CommandParser
+
+
+def positive(text: str) -> int:
+    """Return `text` as a number of at least one."""
+    if not text.isdecimal() or int(text) < 1:
+        raise ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
+    return int(text)
+
+
+class Command(BaseCommand):
+    help = "Runs worker processes that take jobs from the broker."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.formatter_class = RawDescriptionHelpFormatter
+        parser.epilog = (
+            "example:\n"
+            "  manage.py rundramatiq --processes 8 --threads 1 --queues billing\n\n"
+            "SIGTERM and Ctrl-C let jobs finish and take no new ones; a second one ends at once. One worker process\n"
+            "that is killed ends them all: run under a supervisor that starts the command again."
+        )
+        parser.add_argument("--processes", type=positive, default=2, help="worker processes (default: %(default)s)")
+        parser.add_argument("--threads", type=positive, default=4, help="threads in each (default: %(default)s)")
+        parser.add_argument("--queues", nargs="+", metavar="QUEUE", help="only these queues (default: all)")
+        parser.add_argument(
+            "--shutdown-timeout",
+            type=positive,
+            metavar="SECONDS",
+            default=30,
+            help="how long a stopping worker waits for its jobs; what is cut off then is delivered again and finds "
+            "its lease ended (default: %(default)s)",
+        )
+
+    def handle(self, *args: Any, processes: int, threads: int, shutdown_timeout: int, **options: Any) -> None:
+        # fmt: off
+        command = [
+            sys.executable, "-m", "dramatiq", "project.worker",
+            "--path", str(settings.BASE_DIR),
+            "--processes", str(processes),
+            "--threads", str(threads),
+            "--worker-shutdown-timeout", str(shutdown_timeout * 1000),
+        ]
+        # fmt: on
+        if options["queues"]:
+            command += ["--queues", *options["queues"]]
+        if options["verbosity"] > 1:
+            command.append("--verbose")
+        self.stdout.flush()
+        # This process becomes Dramatiq's: its number stays, and signals reach it.
+        os.execv(sys.executable, command)  # noqa: S606 - our own words

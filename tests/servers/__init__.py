@@ -1,0 +1,1 @@
+"""The suite's own servers and processes: private, thrown away, and gone even when the run is killed."""
