@@ -6,15 +6,7 @@ from django.db import models
 from django.db.models import F, Q
 from django.db.models.functions import Now
 
-
-class FencedModel(models.Model):
-    """Stands in for `leases.FencedModel` until that is there."""
-
-    token = models.BigIntegerField(default=0)
-
-    class Meta:
-        abstract = True
-
+from leases import FencedModel
 
 # Each table below has the composite foreign key (invoice, customer) and its guards against change in the migration.
 
@@ -74,7 +66,7 @@ class Invoice(FencedModel):
     voided_at = models.DateTimeField(null=True, blank=True)
     void_reason = models.CharField(max_length=500, blank=True)
 
-    class Meta:
+    class Meta(FencedModel.Meta):
         constraints = [
             models.UniqueConstraint(
                 fields=["customer", "kind", "period"],
@@ -131,7 +123,7 @@ class InvoiceLine(FencedModel):
     )
     usage_count = models.BigIntegerField()
 
-    class Meta:
+    class Meta(FencedModel.Meta):
         constraints = [
             models.UniqueConstraint(fields=["invoice", "position"], name="billing_line_one_per_position"),
             models.CheckConstraint(
@@ -163,7 +155,7 @@ class CreditNote(FencedModel):
     gross_minor = models.BigIntegerField()
     reason = models.CharField(max_length=500)
 
-    class Meta:
+    class Meta(FencedModel.Meta):
         constraints = [
             models.UniqueConstraint(fields=["series", "number"], name="billing_credit_one_per_number"),
             models.CheckConstraint(
@@ -191,7 +183,7 @@ class TaxAnswer(FencedModel):
     rates = models.JSONField(help_text="Line key to rate, the rate as a decimal string.")
     answered_at = models.DateTimeField(db_default=Now(), editable=False)
 
-    class Meta:
+    class Meta(FencedModel.Meta):
         constraints = [
             models.UniqueConstraint(fields=["customer", "document", "content_hash"], name="billing_tax_answer_once"),
         ]

@@ -1,0 +1,1 @@
+"""Files in: streamed, idempotent, and never stopped by one bad row."""

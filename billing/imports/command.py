@@ -1,0 +1,55 @@
+"""What the import commands have in common."""
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from billing.imports.importing import Importer, import_file
+from billing.imports.reading import UnreadableFile, opened
+from billing.imports.report import Problem, Report
+
+ROWS_NOT_TAKEN = 3
+EXIT_CODES = """\
+A row that was there before with the same content counts as known, so a file may be imported any number of times; with
+other content it conflicts, and what was there stays. Rows count from 2, the header being row 1. Problems go to standard
+error, one line each, the summary to standard output.
+
+exit codes: 0 every row taken or known; 1 the file cannot be read, nothing taken; 2 wrong usage;
+            3 some rows conflicting or refused, all others taken
+"""
+
+
+class ImportCommand(BaseCommand):
+    """Subclasses say in `importer()` what the rows mean."""
+
+    epilog = ""
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.formatter_class = argparse.RawDescriptionHelpFormatter
+        parser.epilog = self.epilog + "\n" + EXIT_CODES
+        parser.add_argument("file", metavar="FILE", help="UTF-8, with a header; '-' reads standard input")
+        parser.add_argument("--dry-run", action="store_true", help="report what would happen, and change nothing")
+        parser.add_argument("--json", action="store_true", help="print the summary as one JSON object")
+
+    def importer(self, options: dict[str, Any]) -> Importer[Any]:
+        raise NotImplementedError
+
+    def handle(self, **options: Any) -> None:
+        report = Report(on_problem=self._show)
+        try:
+            with opened(options["file"]) as stream:
+                import_file(self.importer(options), stream, options["file"], report, dry_run=options["dry_run"])
+        except UnreadableFile as error:
+            raise CommandError(str(error)) from error
+        if options["json"]:
+            self.stdout.write(json.dumps({"dry_run": options["dry_run"], **report.as_json()}))
+        else:
+            self.stdout.write(f"{'dry run, ' if options['dry_run'] else ''}{report}")
+        if not report.clean:
+            sys.exit(ROWS_NOT_TAKEN)
+
+    def _show(self, problem: Problem) -> None:
+        self.stderr.write(str(problem), self.style.WARNING)

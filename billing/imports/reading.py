@@ -1,0 +1,74 @@
+"""Rows of a CSV file, one at a time; a row that cannot be read is refused and the next one follows."""
+
+import csv
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+from billing.imports.fields import Refused
+
+
+class UnreadableFile(Exception):
+    """The file as a whole cannot be imported; nothing was taken from it."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        self.path = path
+        self.reason = reason
+        super().__init__(f"{path} cannot be imported: {reason}. Nothing was taken.")
+
+
+@contextmanager
+def opened(path: str) -> Iterator[TextIO]:
+    """Open a CSV file ('-': standard input) as UTF-8; other bytes become surrogates, so only their row is refused."""
+    try:
+        file = sys.stdin.fileno() if path == "-" else path
+        stream = open(file, encoding="utf-8-sig", errors="surrogateescape", newline="", closefd=path != "-")  # noqa: SIM115
+    except OSError as error:
+        raise UnreadableFile(path, error.strerror or str(error)) from error
+    with stream:
+        yield stream
+
+
+def rows(stream: TextIO, path: str, required: Iterable[str]) -> Iterator[tuple[int, dict[str, str] | Refused]]:
+    """Yield (row number, values by column), or the reason why a row cannot be read; blank lines are passed over.
+
+    Raises `UnreadableFile` at once when the header is missing, or lacks or repeats a column.
+    """
+    reader = csv.reader(stream)
+    try:
+        header = [name.strip() for name in next(reader)]
+    except StopIteration:
+        raise UnreadableFile(path, "it is empty") from None
+    except csv.Error as error:
+        raise UnreadableFile(path, f"its header is no CSV ({error})") from error
+    if missing := [name for name in required if name not in header]:
+        raise UnreadableFile(path, f"its header has no column {', '.join(missing)}")
+    if len(set(header)) < len(header):
+        raise UnreadableFile(path, "its header names a column twice")
+    return _rows(reader, header)
+
+
+def _rows(reader: "Iterator[list[str]]", header: list[str]) -> Iterator[tuple[int, dict[str, str] | Refused]]:
+    number = 1
+    while True:
+        number += 1
+        try:
+            values = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            yield number, Refused(f"no CSV ({error})")
+            continue
+        if not values:
+            continue
+        if len(values) != len(header):
+            yield number, Refused(f"has {len(values)} values, the header has {len(header)} columns")
+        elif any("\0" in value or not _is_text(value) for value in values):
+            yield number, Refused("contains bytes that are not UTF-8 text")
+        else:
+            yield number, dict(zip(header, values, strict=True))
+
+
+def _is_text(value: str) -> bool:
+    return value.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in value)
