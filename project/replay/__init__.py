@@ -1,0 +1,1 @@
+"""The incident replayed: the naive lock and the protected path side by side, under the same faults."""
