@@ -47,7 +47,7 @@ def lock_key(customer: str, period: str) -> str:
     return f"naive:{customer}:{period}"
 
 
-def invoice_customer(job: Job, lock_ttl: timedelta) -> bool:
+def invoice_customer(job: Job, *, lock_ttl: timedelta, lines_per_request: int) -> bool:
     """Invoice and mail one customer, unless the lock is taken; return whether this call did the work."""
     redis = get_redis_connection("leases")
     key = lock_key(job.customer, job.period)
@@ -56,7 +56,7 @@ def invoice_customer(job: Job, lock_ttl: timedelta) -> bool:
         return False
     tell("naive.locked", job)
     try:
-        gross_minor = sum(job.net_minor) + ask_tax_minor(job)
+        gross_minor = sum(job.net_minor) + ask_tax_minor(job, lines_per_request)
         tell("naive.saving", job)
         number = save_invoice(job, gross_minor)
         tell("naive.saved", job)
@@ -72,12 +72,11 @@ def tell(event: str, job: Job) -> None:
     log.info("%s %s", event, job.customer, extra={"event": event, "customer": job.customer})
 
 
-def ask_tax_minor(job: Job) -> int:
-    size = settings.BILLING_TAX_LINES_PER_REQUEST
+def ask_tax_minor(job: Job, lines_per_request: int) -> int:
     tax = Decimal(0)
     with httpx.Client(base_url=settings.BILLING_TAX_URL, timeout=60) as client:
-        for start in range(0, len(job.net_minor), size):
-            group = dict(enumerate(job.net_minor[start : start + size], start))
+        for start in range(0, len(job.net_minor), lines_per_request):
+            group = dict(enumerate(job.net_minor[start : start + lines_per_request], start))
             lines = [{"key": str(key), "category": "standard", "net_minor": net} for key, net in group.items()]
             question = {"document": f"{job.customer}-{job.period}-{start}", "currency": "EUR", "lines": lines}
             answer = client.post("/v1/taxes", json=question).raise_for_status().json()

@@ -4,29 +4,15 @@ Each prints one JSON object as its last line: what came of it, or the class of t
 """
 
 import json
+import logging
 import sys
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import django
 
-
-def invoice(customer_id: str, period: str, patience_s: str) -> dict[str, Any]:
-    """Invoice one customer; while somebody else holds the lease, ask again for up to `patience_s`."""
-    from billing.invoicing import invoice
-    from billing.periods import Period
-    from leases.errors import LeaseBusy
-
-    deadline = time.monotonic() + float(patience_s)
-    while True:
-        try:
-            return {"outcome": str(invoice(int(customer_id), Period.parse(period)))}
-        except LeaseBusy:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.05)
+log = logging.getLogger("tests.faults")
 
 
 def hold(resource: str, ttl_ms: str) -> dict[str, Any]:
@@ -39,15 +25,38 @@ def hold(resource: str, ttl_ms: str) -> dict[str, Any]:
     return {"outcome": "released"}
 
 
+def lease_alone(resource: str, ttl_ms: str) -> dict[str, Any]:
+    """Note a piece of work in `plain_note`, unless it is there, with nothing but a lease to prevent a second one."""
+    from django.db import connection
+
+    from leases import hold
+
+    with hold(resource, ttl=timedelta(milliseconds=int(ttl_ms))) as lease, connection.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM plain_note WHERE resource = %s", [resource])
+        if cursor.fetchone() != (0,):
+            return {"outcome": "noted already"}
+        cursor.execute("INSERT INTO plain_work (resource) VALUES (%s)", [resource])
+        log.info("working", extra={"event": "plain.working"})
+        lease.check()
+        log.info("writing", extra={"event": "plain.writing"})
+        cursor.execute("INSERT INTO plain_note (resource) VALUES (%s)", [resource])
+    return {"outcome": "noted"}
+
+
 def naive(job: str, ttl_ms: str) -> dict[str, Any]:
     """The incident's worker, once."""
     from project.replay.naive import Job, invoice_customer
 
-    done = invoice_customer(Job(**json.loads(job)), timedelta(milliseconds=int(ttl_ms)))
+    lock_ttl = timedelta(milliseconds=int(ttl_ms))
+    done = invoice_customer(Job(**json.loads(job)), lock_ttl=lock_ttl, lines_per_request=2)
     return {"outcome": "worked" if done else "busy"}
 
 
-PROGRAMS: dict[str, Callable[..., dict[str, Any]]] = {"invoice": invoice, "hold": hold, "naive": naive}
+PROGRAMS: dict[str, Callable[..., dict[str, Any]]] = {
+    "hold": hold,
+    "lease_alone": lease_alone,
+    "naive": naive,
+}
 
 
 def main(name: str, *arguments: str) -> int:

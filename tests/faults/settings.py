@@ -19,6 +19,7 @@ LOGGING = {
     },
     "root": {"handlers": ["stderr"], "level": "INFO"},
     "loggers": {
-        name: {"handlers": ["fault"], "level": "DEBUG"} for name in ("leases", "outbox", "billing", "project.replay")
+        name: {"handlers": ["fault"], "level": "DEBUG"}
+        for name in ("leases", "outbox", "billing", "project.replay", "tests.faults")
     },
 }

@@ -1,0 +1,124 @@
+"""What the workers did when, read from their log of steps: the attempts, and which of them overlapped. Pure.
+
+An attempt is one holder working on one customer, from the moment the lock or lease was granted to the moment it was
+given back or the process was killed. A frozen process has not ended: its work goes on when it wakes.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+STARTS = frozenset({"naive.locked", "lease.registered"})
+ENDS = frozenset({"naive.unlocked", "lease.released"})
+LOST = "lease.lost"
+ISSUED = frozenset({"naive.saved", "invoice.issued"})
+KILLED, FROZEN, THAWED = "killed", "frozen", "thawed"
+
+
+class Cause(StrEnum):
+    """Why a customer was invoiced once more."""
+
+    EXPIRED = "lock expired under a running holder"
+    FOREIGN = "lock deleted by a former holder"
+    DOUBLED = "message came again"
+
+
+@dataclass
+class Attempt:
+    worker: int
+    pid: int
+    customer: str
+    start: float
+    end: float | None = None
+    issued_at: float | None = None
+    lost: bool = False
+    killed: bool = False
+
+    def running_at(self, moment: float) -> bool:
+        return self.start < moment and (self.end is None or moment < self.end)
+
+
+@dataclass
+class Timeline:
+    """One side's run; moments are seconds since `started`."""
+
+    attempts: list[Attempt] = field(default_factory=list)
+    frozen: list[tuple[int, float, float]] = field(default_factory=list)
+    """Worker, from, to."""
+    killed: list[tuple[int, float]] = field(default_factory=list)
+
+    def by_customer(self) -> Iterator[tuple[str, list[Attempt]]]:
+        ordered = sorted(self.attempts, key=lambda attempt: (attempt.customer, attempt.start))
+        for customer, attempts in groupby(ordered, key=lambda attempt: attempt.customer):
+            yield customer, list(attempts)
+
+    def overlaps(self) -> Iterator[tuple[Attempt, Attempt]]:
+        """Yield each pair of attempts at one customer that were under way at the same time, the earlier first."""
+        for _, attempts in self.by_customer():
+            for number, later in enumerate(attempts):
+                for earlier in attempts[:number]:
+                    if earlier.running_at(later.start):
+                        yield earlier, later
+
+    def expired_under_holder(self, ttl_s: float) -> int:
+        """Return how many attempts saw another one start while they were under way, a full lease after their start."""
+        return len({id(earlier) for earlier, later in self.overlaps() if later.start >= earlier.start + ttl_s})
+
+    def causes(self, ttl_s: float) -> Mapping[str, list[Cause]]:
+        """Return, per customer who was invoiced more than once, the cause of each further invoice, in the order the attempts began."""
+        found = {}
+        for customer, attempts in self.by_customer():
+            issuing = [attempt for attempt in attempts if attempt.issued_at is not None]
+            if len(issuing) > 1:
+                found[customer] = [cause(attempt, attempts, ttl_s) for attempt in issuing[1:]]
+        return found
+
+
+def cause(attempt: Attempt, attempts: Iterable[Attempt], ttl_s: float) -> Cause:
+    """Return why `attempt` could start: what had become of the lock of those that were under way."""
+    before = [other for other in attempts if other is not attempt and other.start < attempt.start]
+    running = [other for other in before if other.running_at(attempt.start)]
+    if not running:
+        return Cause.DOUBLED
+    latest = max(running, key=lambda other: other.start)
+    return Cause.EXPIRED if attempt.start >= latest.start + ttl_s * 0.98 else Cause.FOREIGN
+
+
+def read(path: Path) -> Timeline:
+    """Return the timeline of one side from its event file, whose lines hold at, worker, pid, event, customer."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines.sort(key=lambda line: line["at"])
+    return build(lines)
+
+
+def build(lines: Iterable[Mapping[str, Any]]) -> Timeline:
+    timeline = Timeline()
+    current: dict[int, Attempt] = {}
+    frozen_since: dict[int, float] = {}
+    for line in lines:
+        event, at, worker, pid = line["event"], line["at"], line["worker"], line["pid"]
+        attempt = current.get(pid)
+        if event in STARTS:
+            current[pid] = Attempt(worker, pid, line["customer"], at)
+            timeline.attempts.append(current[pid])
+        elif event == FROZEN:
+            frozen_since[worker] = at
+        elif event == THAWED:
+            timeline.frozen.append((worker, frozen_since.pop(worker), at))
+        elif event == KILLED:
+            timeline.killed.append((worker, at))
+            if attempt:
+                attempt.end, attempt.killed = at, True
+                del current[pid]
+        elif attempt and event in ISSUED:
+            attempt.issued_at = at
+        elif attempt and event == LOST:
+            attempt.lost = True
+        elif attempt and event in ENDS:
+            attempt.end = at
+            del current[pid]
+    return timeline
