@@ -1,10 +1,128 @@
-"""The statements: what a drainer says to the database."""
+"""The statements: what a drainer says to the database, each its own transaction. The SQL, with its reasons: sql/."""
 
 import functools
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
 from importlib import resources
+from typing import Any
+
+from django.db import connections
+
+from outbox.channels.base import Answer, Channel, Deadline, boottime
+from outbox.conf import settings
+
+# Two clocks measure a claim; the drainer stops this share of its length before the database would.
+MARGIN = 0.1
 
 
 @functools.cache
 def statement(name: str) -> str:
     """The text of sql/<name>.sql."""
     return (resources.files("outbox") / "sql" / f"{name}.sql").read_text()
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A claimed message, before its intent."""
+
+    id: int
+    dedupe_key: str
+    payload: Any
+
+
+@dataclass(slots=True)
+class Claim:
+    """What one claim took: its number, how long it may be used, the messages oldest due first."""
+
+    number: int
+    deadline: Deadline
+    held: list[Held] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """A message that the sweep took away from whoever held it, or that ran out of time."""
+
+    id: int
+    channel: str
+    dedupe_key: str
+    state: str
+    claim: int | None
+
+
+class Statements:
+    """The drainer's statements on one database, outside any transaction of the caller's."""
+
+    def __init__(self, using: str) -> None:
+        self.using = using
+
+    def claim(self, channel: str, *, limit: int, ttl: timedelta, drainer: str) -> Claim | None:
+        """Take up to `limit` due messages; None when none is due."""
+        start = boottime()  # before the database starts to count, so that this deadline is the earlier one
+        rows = self._rows("claim", {"channel": channel, "limit": limit, "ttl": ttl, "drainer": drainer})
+        if not rows:
+            return None
+        rows.sort(key=lambda row: (row[4], row[1]))
+        seconds = ttl.total_seconds() * (1 - MARGIN)
+        held = [Held(id, dedupe_key, json.loads(payload)) for _, id, dedupe_key, payload, _ in rows]
+        return Claim(rows[0][0], Deadline.after(seconds, start), held)
+
+    def intend(self, claim: int, ids: Iterable[int]) -> dict[int, int]:
+        """Declare that `ids` are about to be handed over; {id: number of this attempt} for those that may be."""
+        return dict(self._rows("intent", {"claim": claim, "ids": list(ids)}))
+
+    def mark_sent(self, claim: int, answers: Mapping[int, Answer]) -> set[int]:
+        """Mark what was accepted; the ids that are sent now. The others are under a newer claim, or decided."""
+        values = {
+            "claim": claim,
+            "ids": list(answers),
+            "provider_ids": json.dumps({id: text(a.provider_id) for id, a in answers.items() if a.provider_id}),
+            "refused": json.dumps(
+                {id: {text(who): text(why) for who, why in a.refused.items()} for id, a in answers.items() if a.refused}
+            ),
+        }
+        return {row[0] for row in self._rows("mark_sent", values)}
+
+    def mark_unsent(self, claim: int, id: int, answer: Answer, channel: Channel, delay: timedelta) -> str | None:
+        """Mark one message that was not accepted; its new state, None when it is not this claim's any more."""
+        values = {
+            "claim": claim,
+            "id": id,
+            "outcome": answer.outcome.value,
+            "detail": text(answer.detail),
+            "refund": answer.unreachable,
+            "delay": delay,
+            "max_attempts": settings.MAX_ATTEMPTS,
+            "retry_for": settings.RETRY_FOR,
+            "key_window": channel.key_window,
+            "resend_always": channel.resend_when_in_doubt,
+        }
+        rows = self._rows("mark_unsent", values)
+        return rows[0][0] if rows else None
+
+    def give_back(self, claim: int, ids: Iterable[int]) -> int:
+        """Give back messages that were surely not started; how many went back."""
+        return len(self._rows("give_back", {"claim": claim, "ids": list(ids)}))
+
+    def sweep(self, channels: Iterable[Channel]) -> list[Swept]:
+        """Take away what is held beyond its time, and end what may not be sent any more."""
+        windows = {
+            channel.name: None if channel.resend_when_in_doubt else channel.key_window.total_seconds()
+            for channel in channels
+            if channel.resend_when_in_doubt or channel.key_window
+        }
+        rows = self._rows("sweep", {"windows": json.dumps(windows), "max_ttl": settings.MAX_CLAIM_TTL})
+        return [Swept(*row) for row in rows + self._rows("expire", {})]
+
+    def _rows(self, name: str, values: dict[str, Any]) -> list[tuple[Any, ...]]:
+        with connections[self.using].cursor() as cursor:
+            cursor.execute(statement(name), values)
+            rows: list[tuple[Any, ...]] = cursor.fetchall()
+            return rows
+
+
+def text(value: str, limit: int = 2000) -> str:
+    """What a receiver said, as PostgreSQL can store it: a stray byte in an answer must not undo its mark."""
+    return value.replace("\0", "").encode("utf-8", "replace").decode()[:limit]

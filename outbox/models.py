@@ -2,7 +2,7 @@
 
 from django.db import models
 from django.db.models import F, Q
-from django.db.models.functions import Now
+from django.db.models.functions import Least, Now
 
 
 class State(models.TextChoices):
@@ -31,6 +31,9 @@ class Message(models.Model):
     deadline_at = models.DateTimeField(null=True, help_text="Not sent after.")
     attempts = models.IntegerField(default=0, db_default=0, help_text="How often it was about to be handed over.")
     first_attempt_at = models.DateTimeField(null=True)
+    resend_until = models.DateTimeField(
+        null=True, help_text="An attempt's outcome is unknown; until then its receiver recognises a repetition."
+    )
     claim = models.BigIntegerField(null=True, help_text="Number of the claim that last took it; higher is later.")
     claimed_until = models.DateTimeField(null=True)
     drainer = models.TextField(default="", db_default="", help_text="Who claimed it last, for people.")
@@ -68,14 +71,15 @@ class Message(models.Model):
             models.Index(
                 "channel", "available_at", "id", condition=Q(state=State.PENDING), name="outbox_message_pending"
             ),
-            # What expired; only the sweep uses it, see sql/mark.sql.
+            # What expired; only the sweep uses it, see sql/mark_sent.sql.
             models.Index(
                 "claimed_until", condition=Q(state__in=[State.CLAIMED, State.SENDING]), name="outbox_message_held"
             ),
+            # What may not be sent any more; only sql/expire.sql uses it.
             models.Index(
-                "deadline_at",
-                condition=Q(state=State.PENDING, deadline_at__isnull=False),
-                name="outbox_message_deadline",
+                Least("deadline_at", "resend_until"),
+                condition=Q(state=State.PENDING) & (Q(deadline_at__isnull=False) | Q(resend_until__isnull=False)),
+                name="outbox_message_limited",
             ),
             # What waits for a person.
             models.Index(

@@ -1,17 +1,33 @@
 """The email channel: mail is rendered once, at publish, and goes out through Django's mail settings."""
 
+import email
+import email.message
+import email.policy
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 from django.conf import settings as django_settings
+from django.core import mail
+from django.core.mail.backends.smtp import EmailBackend
 
-from outbox.channels.base import Answer, Channel, Parcel
-from outbox.channels.email_rendering import render
-from outbox.errors import InvalidContent
+from outbox.channels.base import Answer, Channel, Outcome, Parcel
+from outbox.channels.email_rendering import Mail, render
+from outbox.channels.smtp import DEFAULT_TIMEOUT_SECONDS, SmtpConversation
+from outbox.errors import InvalidContent, PermanentFailure
 
 
 class EmailChannel(Channel):
-    """Sends each message as one email; an email nobody confirmed is in doubt, and is not sent twice."""
+    """Sends each message as one email; an email nobody confirmed is in doubt, and is not sent twice.
+
+    `using` is the alias in Django's MAILERS (Django 6.1 and later).
+    """
+
+    def __init__(self, name: str, *, using: str = "default") -> None:
+        super().__init__(name)
+        self._using = using
+        self._backend: Any = None
+        self._smtp: SmtpConversation | None = None
 
     def prepare(self, content: Mapping[str, Any], *, dedupe_key: str) -> Any:
         """Render the mail with its Message-ID and Date; see `render` for the fields."""
@@ -21,4 +37,98 @@ class EmailChannel(Channel):
             raise InvalidContent(self.name, str(error)) from error
 
     def send(self, parcel: Parcel) -> Answer:
-        raise NotImplementedError
+        """Over SMTP step by step, so that what is in doubt is known; over any other backend as a whole."""
+        if self._backend is None:
+            self._backend = self._connection()
+            if speaks_plain_smtp(self._backend):
+                self._smtp = SmtpConversation(self._backend)
+        try:
+            stored: Mail = parcel.payload
+            envelope, data = (stored["mail_from"], stored["rcpt_tos"]), stored["raw"].encode("ascii")
+            message = None if self._smtp else StoredEmail(stored)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise PermanentFailure(f"the stored mail cannot be read: {error!r}") from error
+        if self._smtp is not None:
+            return self._smtp.hand_over(*envelope, data, parcel.deadline)
+        parcel.deadline.check()
+        count = self._backend.send_messages([message])
+        if count == 1:
+            return Answer(Outcome.ACCEPTED)
+        return Answer(Outcome.UNKNOWN, f"{type(self._backend).__name__}.send_messages() gave {count!r}, not 1")
+
+    @property
+    def send_timeout(self) -> timedelta:
+        """As long as the mail server may be silent at one step."""
+        timeout = getattr(self._backend or self._connection(), "timeout", None)
+        return timedelta(seconds=timeout or DEFAULT_TIMEOUT_SECONDS)
+
+    def close(self) -> None:
+        """Close the connection to the mail server."""
+        if self._smtp is not None:
+            self._smtp.close()
+
+    def _connection(self) -> Any:
+        mailers = getattr(mail, "mailers", None)  # Django 6.1 and later
+        return mail.get_connection() if mailers is None else mailers[self._using]
+
+
+def speaks_plain_smtp(backend: Any) -> bool:
+    """Whether it is Django's SMTP backend, with its way of sending not replaced by a subclass."""
+    return isinstance(backend, EmailBackend) and all(
+        getattr(type(backend), method) is getattr(EmailBackend, method) for method in ("send_messages", "_send")
+    )
+
+
+class StoredEmail(mail.EmailMultiAlternatives):
+    """A rendered mail as other backends want it: what they render themselves has the stored Message-ID and Date."""
+
+    def __init__(self, stored: Mail) -> None:
+        self._stored = email.message_from_string(stored["raw"], policy=email.policy.SMTP)
+        headers = {name: str(value) for name, value in self._stored.items()}
+        plain = self._stored.get_body(("plain",))
+        html = self._stored.get_body(("html",))
+        written = {
+            "from",
+            "to",
+            "cc",
+            "reply-to",
+            "subject",
+            "mime-version",
+            "content-type",
+            "content-transfer-encoding",
+        }
+        to, cc, reply_to = (_listed(self._stored.get(name)) for name in ("To", "Cc", "Reply-To"))
+        visible = {address.addr_spec for name in ("To", "Cc") for address in _addresses(self._stored.get(name))}
+        super().__init__(
+            subject=headers.get("Subject", ""),
+            body=_text(plain or html),
+            from_email=headers["From"],
+            to=to,
+            cc=cc,
+            bcc=[address for address in stored["rcpt_tos"] if address not in visible],
+            reply_to=reply_to,
+            headers={name: value for name, value in headers.items() if name.lower() not in written},
+        )
+        if html and plain:
+            self.attach_alternative(_text(html), "text/html")
+        elif html:
+            self.content_subtype = "html"
+        for part in self._stored.iter_attachments():
+            content = part.get_content()
+            self.attach(part.get_filename(), content, part.get_content_type())
+
+    def message(self, *args: Any, **kwargs: Any) -> Any:
+        """The stored mail itself, for backends that hand over what message() gives."""
+        return self._stored
+
+
+def _addresses(header: Any) -> tuple[Any, ...]:
+    return header.addresses if header is not None else ()
+
+
+def _text(part: Any) -> str:
+    return str(part.get_content()).replace("\r\n", "\n")
+
+
+def _listed(header: Any) -> list[str]:
+    return [str(address) for address in _addresses(header)]

@@ -1,0 +1,182 @@
+"""One SMTP conversation at a time, that knows at every moment whether the server can have the message.
+
+A server has a message once it has read the final dot of its text; the client knows only when the reply is in
+(RFC 1047 calls this the second leading cause of duplicate mail). The exceptions of smtplib do not tell the two sides
+of the dot apart: a server that hangs up at MAIL and one that hangs up after the dot look the same. So the steps of the
+conversation are taken one by one here:
+
+    connect, EHLO, TLS, login   fails: the server is not reachable, nothing was handed over
+    MAIL, RCPT, DATA            refused: as the server says; lost: nothing was handed over
+    the text                    lost: nothing was handed over
+    the final dot               from here on the server may have it
+    the reply                   2yz accepted, 4yz refused for now, 5yz refused for good; anything else, or none: unknown
+    QUIT                        whatever happens: the reply stands
+"""
+
+import contextlib
+import re
+import smtplib
+from collections.abc import Sequence
+from typing import Any
+
+from django.core.mail.backends.smtp import EmailBackend
+
+from outbox.channels.base import Answer, Deadline, Outcome
+from outbox.errors import DeadlinePassed
+
+# Where the project sets no timeout, a server that is silent is waited for so long and no longer.
+DEFAULT_TIMEOUT_SECONDS = 60.0
+
+_LINE_END = re.compile(rb"\r\n|\r|\n")
+_LEADING_DOT = re.compile(rb"^\.", re.MULTILINE)
+
+
+class SmtpConversation:
+    """Hands mail over through the connection of Django's SMTP backend, which is kept open for the next one."""
+
+    def __init__(self, backend: EmailBackend) -> None:
+        self._backend = backend
+        backend.fail_silently = False
+        self._timeout = backend.timeout = backend.timeout or DEFAULT_TIMEOUT_SECONDS
+
+    def hand_over(self, mail_from: str, rcpt_tos: Sequence[str], data: bytes, deadline: Deadline) -> Answer:
+        """Hand one message over. Raises DeadlinePassed when the time ran out before the final dot; it was not sent."""
+        reused = self._backend.connection is not None
+        try:
+            answer = self._converse(mail_from, rcpt_tos, data, deadline)
+            if answer is None and reused:
+                # A server may close an idle connection whenever it likes; that says nothing about this message.
+                answer = self._converse(mail_from, rcpt_tos, data, deadline)
+        except DeadlinePassed:
+            self._abandon()
+            raise
+        return answer or Answer(Outcome.NOT_HANDED_OVER, "the server closed the connection at MAIL")
+
+    def close(self) -> None:
+        """Say goodbye, and do not care whether the server does. Never raises."""
+        smtp: Any = self._backend.connection
+        if smtp is not None:
+            with contextlib.suppress(Exception):
+                smtp.sock.settimeout(min(self._timeout, 2.0))
+                smtp.quit()
+        self._abandon()
+
+    def _converse(self, mail_from: str, rcpt_tos: Sequence[str], data: bytes, deadline: Deadline) -> Answer | None:
+        """One conversation; None when the connection turned out to be gone at its first word."""
+        try:
+            smtp = self._open(deadline)
+        except (OSError, smtplib.SMTPException) as error:
+            self._abandon()
+            return Answer(Outcome.NOT_HANDED_OVER, f"no connection to the server: {_said(error)}", unreachable=True)
+        first_word = True
+        try:
+            self._bound(smtp, deadline)
+            code, reply = smtp.mail(mail_from)
+            if code == 421 or code == -1:
+                self._abandon()
+                return None
+            first_word = False
+            if code // 100 != 2:
+                return self._refused(smtp, code, "MAIL", reply)
+            refused = {}
+            for rcpt_to in rcpt_tos:
+                self._bound(smtp, deadline)
+                code, reply = smtp.rcpt(rcpt_to)
+                if code // 100 != 2:
+                    refused[rcpt_to] = (code, _words(code, reply))
+            if len(refused) == len(rcpt_tos):
+                # One that was refused only for now may be taken later.
+                code = min(code for code, _ in refused.values())
+                return self._refused(smtp, code, "RCPT", "; ".join(words for _, words in refused.values()))
+            self._bound(smtp, deadline)
+            code, reply = smtp.docmd("DATA")
+            if code != 354:
+                return self._refused(smtp, code, "DATA", reply)
+            self._bound(smtp, deadline)
+            smtp.send(_on_the_wire(data))
+        except (OSError, smtplib.SMTPException) as error:
+            self._abandon()
+            return None if first_word else Answer(Outcome.NOT_HANDED_OVER, f"before the final dot: {_said(error)}")
+        return self._finish(smtp, {who: words for who, (_, words) in refused.items()}, deadline)
+
+    def _finish(self, smtp: Any, refused: dict[str, str], deadline: Deadline) -> Answer:
+        """The final dot and its reply: the point of no return."""
+        self._bound(smtp, deadline)
+        try:
+            deadline.check()
+            smtp.sock.sendall(b".\r\n")
+        except ConnectionError as error:
+            # The kernel refused the dot: the connection was reset while the text was on its way.
+            self._abandon()
+            return Answer(Outcome.NOT_HANDED_OVER, f"before the final dot: {_said(error)}")
+        except OSError as error:
+            self._abandon()
+            return Answer(Outcome.UNKNOWN, f"while sending the final dot: {_said(error)}")
+        try:
+            code, reply = smtp.getreply()
+        except (OSError, smtplib.SMTPException) as error:
+            self._abandon()
+            return Answer(Outcome.UNKNOWN, f"after the final dot: {_said(error)}")
+        words = _words(code, reply)
+        if code // 100 == 2:
+            return Answer(Outcome.ACCEPTED, words, provider_id=words, refused=refused)
+        if code // 100 in (4, 5):
+            return self._refused(smtp, code, "the final dot", reply)
+        self._abandon()
+        return Answer(Outcome.UNKNOWN, f"after the final dot the server said {words}")
+
+    def _open(self, deadline: Deadline) -> Any:
+        deadline.check()
+        self._backend.timeout = max(0.01, min(self._timeout, deadline.remaining()))
+        self._backend.open()
+        smtp: Any = self._backend.connection
+        self._bound(smtp, deadline)
+        smtp.ehlo_or_helo_if_needed()
+        return smtp
+
+    def _bound(self, smtp: Any, deadline: Deadline) -> None:
+        """No step waits longer than the mail timeout, nor than the claim lasts."""
+        deadline.check()
+        if smtp.sock is None:
+            raise smtplib.SMTPServerDisconnected("the connection is closed")
+        smtp.sock.settimeout(max(0.01, min(self._timeout, deadline.remaining())))
+
+    def _refused(self, smtp: Any, code: int, step: str, reply: bytes | str) -> Answer:
+        words = f"{_words(code, reply)} (at {step})" if isinstance(reply, bytes) else reply
+        permanent = code // 100 == 5
+        try:
+            if code == 421 or code // 100 not in (4, 5):
+                self._abandon()
+            else:
+                smtp.rset()
+        except (OSError, smtplib.SMTPException):
+            self._abandon()
+        if code // 100 not in (4, 5):
+            return Answer(Outcome.NOT_HANDED_OVER, f"unexpected answer: {words}")
+        return Answer(Outcome.REFUSED_PERMANENTLY if permanent else Outcome.REFUSED_TEMPORARILY, words)
+
+    def _abandon(self) -> None:
+        """Drop the connection without a word: in the middle of a text even QUIT would be part of it."""
+        for name in ("connection", "_partial_connection"):
+            connection = getattr(self._backend, name, None)
+            if connection is not None:
+                with contextlib.suppress(Exception):
+                    connection.close()
+                setattr(self._backend, name, None)
+
+
+def _on_the_wire(data: bytes) -> bytes:
+    """With CRLF line ends, leading dots doubled (RFC 5321 4.5.2), and a line end before the final dot."""
+    data = _LEADING_DOT.sub(b"..", _LINE_END.sub(b"\r\n", data))
+    return data if data.endswith(b"\r\n") else data + b"\r\n"
+
+
+def _words(code: int, reply: bytes | str) -> str:
+    return f"{code} {reply.decode('utf-8', 'replace') if isinstance(reply, bytes) else reply}".strip()
+
+
+def _said(error: BaseException) -> str:
+    if isinstance(error, smtplib.SMTPResponseException):
+        reply = error.smtp_error
+        return _words(error.smtp_code, reply if isinstance(reply, bytes | str) else str(reply))
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

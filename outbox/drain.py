@@ -1,0 +1,222 @@
+"""The loop: claim, declare, hand over, mark, sweep; until told to stop, or until there is nothing left."""
+
+import enum
+import logging
+import os
+import queue
+import random
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from django.db import InterfaceError, OperationalError, connections
+
+from outbox import channels
+from outbox.channels.base import boottime
+from outbox.claims import Statements, Swept
+from outbox.lane import Lane, Pace
+from outbox.senders import Answered
+
+logger = logging.getLogger("outbox.drain")
+
+FIRST_BACKOFF = 0.1
+LONGEST_BACKOFF = 10.0
+
+
+class Until(enum.Enum):
+    """When a drainer ends by itself."""
+
+    ONE_BATCH = "once"
+    EMPTY = "until empty"
+    STOPPED = "watch"
+
+
+@dataclass(slots=True)
+class Report:
+    """What a drainer did: how many messages were claimed, sent, retried, dead, in_doubt, given_back, swept, too_late.
+
+    database_lost: it ended because the database was gone, with messages it could not mark or give back.
+    """
+
+    tally: Counter[str] = field(default_factory=Counter)
+    database_lost: bool = False
+
+
+def drainer_name() -> str:
+    """This process, as people find it: host and process id."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+class Drainer:
+    """Moves messages out, on one database connection, with any number of other drainers beside it.
+
+    `run()` returns when there is no more to do, or after `stop()`: then the messages in hand are finished and marked,
+    and all others are given back at once, with their attempts as before.
+    """
+
+    def __init__(
+        self,
+        *,
+        using: str,
+        names: Sequence[str],
+        pace: Pace,
+        until: Until = Until.STOPPED,
+        limit: int | None = None,
+        max_runtime: timedelta | None = None,
+        progress: Callable[[Counter[str]], None] = lambda tally: None,
+    ) -> None:
+        self.report = Report()
+        self._using = using
+        self._until = until
+        self._left = limit
+        self._ends_at = None if max_runtime is None else time.monotonic() + max_runtime.total_seconds()
+        self._progress = progress
+        self._claim_ttl = pace.claim_ttl
+        self._stopping = threading.Event()
+        self._stopped_at = 0.0
+        # Answers of the senders, and None to wake up. SimpleQueue.put may be called from a signal handler.
+        self._inbox: queue.SimpleQueue[Answered | None] = queue.SimpleQueue()
+        self._statements = Statements(using)
+        self._lanes = [
+            Lane(name, pace, self._statements, drainer_name(), self.report.tally, self._stopping, self._inbox.put)
+            for name in names
+        ]
+        self._by_name = {lane.name: lane for lane in self._lanes}
+        self._all_channels = [channels.channel(name) for name in channels.names()]
+        self._next_sweep = 0.0
+        self._backoff = 0.0
+
+    def stop(self) -> None:
+        """End soon: nothing new is started. May be called from a signal handler or another thread."""
+        self._stopped_at = boottime()
+        self._stopping.set()
+        self._inbox.put(None)
+
+    def wake(self) -> None:
+        """Look for due messages now."""
+        for lane in self._lanes:
+            lane.wake()
+        self._inbox.put(None)
+
+    def run(self) -> Report:
+        """Drain. Returns what was done; a lost database ends it only when stopping, or when not watching."""
+        try:
+            while not self._done():
+                if self._ends_at is not None and time.monotonic() >= self._ends_at and not self._stopping.is_set():
+                    self.stop()
+                try:
+                    self._turn()
+                    self._backoff = 0.0
+                    self._progress(self.report.tally)
+                except (OperationalError, InterfaceError) as error:
+                    if not self._survives(error):
+                        self.report.database_lost = True
+                        break
+        finally:
+            self._stopping.set()
+            for lane in self._lanes:
+                lane.close()
+        return self.report
+
+    def _turn(self) -> None:
+        for lane in self._lanes:
+            if self._stopping.is_set():
+                lane.give_back()
+            lane.mark()
+        if not self._stopping.is_set():
+            self._sweep()
+            for lane in self._lanes:
+                if self._may_claim(lane):
+                    taken = lane.claim(self._left)
+                    if self._left is not None:
+                        self._left -= taken
+                lane.start()
+        self._listen(self._wait())
+
+    def _may_claim(self, lane: Lane) -> bool:
+        if self._left == 0:
+            return False
+        return not (self._until is Until.ONE_BATCH and lane.claims) and not (self._until is Until.EMPTY and lane.empty)
+
+    def _done(self) -> bool:
+        if any(lane.busy for lane in self._lanes):
+            return False
+        if self._stopping.is_set() or self._left == 0:
+            return True
+        return self._until is not Until.STOPPED and not any(self._may_claim(lane) for lane in self._lanes)
+
+    def _wait(self) -> float:
+        """Seconds until something is to be done without being told."""
+        if self._done():
+            return 0.0
+        now = time.monotonic()
+        waits = [self._next_sweep - now]
+        waits += [lane.idle_for() for lane in self._lanes if not lane.busy and self._may_claim(lane)]
+        if self._ends_at is not None:
+            waits.append(self._ends_at - now)
+        return max(0.0, min(waits))
+
+    def _listen(self, timeout: float) -> None:
+        """Wait for the first answer, and take all that are there."""
+        try:
+            answered = self._inbox.get(timeout=timeout) if timeout else self._inbox.get_nowait()
+            while True:
+                if answered is not None:
+                    self._by_name[answered.parcel.channel].answered(answered)
+                answered = self._inbox.get_nowait()
+        except queue.Empty:
+            return
+
+    def _sweep(self) -> None:
+        """Now and then, not all drainers at the same moment: what others held too long."""
+        if time.monotonic() < self._next_sweep:
+            return
+        for swept in self._statements.sweep(self._all_channels):
+            self.report.tally["swept"] += 1
+            log_swept(swept)
+            if swept.state == "pending" and swept.channel in self._by_name:
+                self._by_name[swept.channel].wake()
+        seconds = min(5.0, self._claim_ttl.total_seconds() / 4)
+        self._next_sweep = time.monotonic() + seconds * random.uniform(0.5, 1.0)  # noqa: S311
+
+    def _survives(self, error: Exception) -> bool:
+        """Wait before the next try, longer each time; False when it is time to give up."""
+        connections[self._using].close()
+        if self._stopping.is_set() and boottime() - self._stopped_at > self._claim_ttl.total_seconds():
+            return False
+        if self._until is not Until.STOPPED and self._backoff >= LONGEST_BACKOFF:
+            return False
+        self._backoff = min(LONGEST_BACKOFF, max(FIRST_BACKOFF, self._backoff * 2))
+        wait = self._backoff * random.uniform(0.5, 1.0)  # noqa: S311
+        logger.error(
+            "the database does not answer; next try in %.1f s: %s",
+            wait,
+            str(error).strip(),
+            extra={"event": "outbox.database_lost"},
+        )
+        # Answers of messages on their way are taken while it waits, so that nothing of them is lost.
+        until = time.monotonic() + wait
+        while (left := until - time.monotonic()) > 0:
+            self._listen(left)
+        return True
+
+
+def log_swept(swept: Swept) -> None:
+    """Say what was taken from whom; loudly, when a person has to look at it."""
+    parked = swept.state in ("in_doubt", "dead")
+    logger.log(
+        logging.ERROR if parked else logging.WARNING,
+        "%s was held too long or may not be sent any more; now %s",
+        swept.dedupe_key,
+        swept.state,
+        extra={
+            "event": "outbox.in_doubt" if swept.state == "in_doubt" else "outbox.swept",
+            "outbox_id": swept.id,
+            "channel": swept.channel,
+            "claim": swept.claim,
+        },
+    )

@@ -1,0 +1,198 @@
+"""manage.py drain_outbox: hand over what is due."""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import OperationalError, connections, router
+from django.db.models import Count
+
+from outbox import channels
+from outbox.conf import settings
+from outbox.drain import Drainer, Until
+from outbox.errors import OutboxError
+from outbox.lane import Pace
+from outbox.models import Message, State
+
+EXIT_PARKED = 3
+EXIT_DATABASE_LOST = 75  # EX_TEMPFAIL of sysexits.h
+
+EPILOG = """
+examples:
+  manage.py drain_outbox --watch                      a drainer for production; run any number of them
+  manage.py drain_outbox --until-empty --json         from cron, or a test
+  manage.py drain_outbox --watch --channel email --concurrency 8
+
+The first SIGTERM or Ctrl-C finishes the messages in hand and gives all others back, with their attempts as before;
+the second ends at once, and what was in hand will be in doubt.
+
+exit codes:
+  0   done, or stopped as asked
+  2   bad usage
+  3   done, and there are messages in doubt or dead (not with --watch)
+  75  the database was lost, and messages could not be marked or given back; they will be swept
+  128+n  ended by a second signal n
+"""
+
+
+class Command(BaseCommand):
+    help = "Hand over the messages of the outbox that are due. Any number of drainers may run side by side."
+
+    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
+        return super().create_parser(
+            prog_name, subcommand, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs
+        )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        mode = parser.add_mutually_exclusive_group()
+        mode.add_argument("--watch", action="store_true", help="go on until told to stop (default)")
+        mode.add_argument("--once", action="store_true", help="one batch of each channel")
+        mode.add_argument("--until-empty", action="store_true", help="until nothing is due")
+        parser.add_argument("--channel", action="append", choices=channels.names(), help="only this one; repeatable")
+        parser.add_argument("--limit", type=_positive, help="end after so many messages")
+        parser.add_argument("--batch-size", type=_positive, help="messages per claim")
+        parser.add_argument(
+            "--micro-batch", type=_positive, help="messages per intent; as many are in doubt after a crash"
+        )
+        parser.add_argument("--concurrency", type=_positive, help="messages handed over at the same time, per channel")
+        parser.add_argument("--claim-ttl", type=_seconds, metavar="SECONDS", help="how long a claim lasts")
+        parser.add_argument("--poll-interval", type=_seconds, metavar="SECONDS", help="how often to look when idle")
+        parser.add_argument("--max-runtime", type=_seconds, metavar="SECONDS", help="end by itself after so long")
+        parser.add_argument("--dry-run", action="store_true", help="say what is due; change nothing")
+        parser.add_argument("--json", action="store_true", help="one JSON object on stdout at the end")
+        parser.add_argument("--health-file", type=Path, metavar="FILE", help="rewritten as long as it makes progress")
+        parser.add_argument("--database", help="the alias; default where the router writes messages")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        using = options["database"] or router.db_for_write(Message)
+        if using not in connections:
+            raise CommandError(f"there is no database {using!r} in DATABASES", returncode=2)
+        names = options["channel"] or channels.names()
+        if options["dry_run"]:
+            self._say_what_is_due(using, names, options["json"])
+            return
+        try:
+            drainer = Drainer(
+                using=using,
+                names=names,
+                pace=_pace(options),
+                until=Until.ONE_BATCH if options["once"] else Until.EMPTY if options["until_empty"] else Until.STOPPED,
+                limit=options["limit"],
+                max_runtime=options["max_runtime"],
+                progress=_Progress(options["health_file"], sys.stderr.isatty() and not options["json"]),
+            )
+        except OutboxError as error:
+            raise CommandError(str(error)) from error
+        _stop_on_signals(drainer)
+        report = drainer.run()
+        watching = not (options["once"] or options["until_empty"])
+        parked = Counter[str]() if watching or report.database_lost else _parked(using, names)
+        if options["json"]:
+            outcome = {**report.tally, "parked": dict(parked), "database_lost": report.database_lost}
+            self.stdout.write(json.dumps(outcome, sort_keys=True))
+        else:
+            self.stdout.write(_sentence(report.tally))
+            if parked:
+                self.stdout.write(f"waiting for a person: {_counts(parked)}")
+        if report.database_lost:
+            sys.exit(EXIT_DATABASE_LOST)
+        if parked:
+            sys.exit(EXIT_PARKED)
+
+    def _say_what_is_due(self, using: str, names: list[str], as_json: bool) -> None:
+        due = dict.fromkeys(names, 0)
+        with connections[using].cursor() as cursor:
+            cursor.execute(
+                "SELECT channel, count(*) FROM outbox_message WHERE state = 'pending' AND channel = ANY(%s)"
+                " AND available_at <= statement_timestamp() GROUP BY channel",
+                [names],
+            )
+            due.update(cursor.fetchall())
+        self.stdout.write(json.dumps(due) if as_json else f"due now: {_counts(due)}")
+
+
+class _Progress:
+    """Tells that the drainer gets on: a file for a health check, a line for a person at a terminal."""
+
+    def __init__(self, health_file: Path | None, tty: bool) -> None:
+        self._health_file = health_file
+        self._tty = tty
+        self._said_at = 0.0
+
+    def __call__(self, tally: Counter[str]) -> None:
+        if time.monotonic() - self._said_at < 1.0:
+            return
+        self._said_at = time.monotonic()
+        if self._health_file:
+            now = datetime.now(UTC).isoformat()
+            new = self._health_file.with_name(f"{self._health_file.name}.{os.getpid()}")
+            new.write_text(json.dumps({"at": now, "pid": os.getpid(), **tally}) + "\n")
+            new.replace(self._health_file)
+        if self._tty:
+            sys.stderr.write(f"\r{_sentence(tally)}\x1b[K\r")
+
+
+def _pace(options: dict[str, Any]) -> Pace:
+    claim_ttl = options["claim_ttl"] or settings.CLAIM_TTL
+    if claim_ttl > settings.MAX_CLAIM_TTL:
+        raise CommandError(f"--claim-ttl is longer than OUTBOX_MAX_CLAIM_TTL = {settings.MAX_CLAIM_TTL}", returncode=2)
+    return Pace(
+        batch_size=options["batch_size"] or settings.BATCH_SIZE,
+        micro_batch=options["micro_batch"],
+        concurrency=options["concurrency"] or settings.CONCURRENCY,
+        claim_ttl=claim_ttl,
+        poll_interval=options["poll_interval"] or settings.POLL_INTERVAL,
+    )
+
+
+def _stop_on_signals(drainer: Drainer) -> None:
+    signals: list[int] = []
+
+    def on_signal(signum: int, frame: FrameType | None) -> None:
+        signals.append(signum)
+        if len(signals) == 1:
+            drainer.stop()
+        else:
+            os._exit(128 + signum)  # no cleaning up: it may be what hangs
+
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, on_signal)
+
+
+def _parked(using: str, names: list[str]) -> Counter[str]:
+    try:
+        parked = Message.objects.using(using).filter(state__in=[State.IN_DOUBT, State.DEAD], channel__in=names)
+        return Counter(dict(parked.values_list("state").annotate(Count("id")).order_by("state")))
+    except OperationalError as error:
+        raise CommandError(f"the database was lost: {error}", returncode=EXIT_DATABASE_LOST) from error
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items())
+
+
+def _sentence(tally: Counter[str]) -> str:
+    return _counts({"claimed": 0, "sent": 0, **tally})
+
+
+def _positive(value: str) -> int:
+    number = int(value)
+    if number < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return number
+
+
+def _seconds(value: str) -> timedelta:
+    seconds = float(value)
+    if not 0 < seconds < 10**9:
+        raise argparse.ArgumentTypeError("must be a number of seconds above 0")
+    return timedelta(seconds=seconds)

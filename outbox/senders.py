@@ -1,0 +1,89 @@
+"""The threads that hand messages over. They never touch the database."""
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from outbox.channels.base import Answer, Channel, Outcome, Parcel
+from outbox.errors import DeadlinePassed, PermanentFailure
+
+logger = logging.getLogger("outbox.send")
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """One parcel and what became of it; `last` when its micro-batch is through."""
+
+    parcel: Parcel
+    claim: int
+    answer: Answer
+    last: bool
+
+
+class Senders:
+    """A few threads, each with a channel of its own, that take micro-batches and tell what became of each message."""
+
+    def __init__(
+        self,
+        make_channel: Callable[[], Channel],
+        count: int,
+        stopping: threading.Event,
+        tell: Callable[[Answered], None],
+    ) -> None:
+        self._make_channel = make_channel
+        self._stopping = stopping
+        self._tell = tell
+        self._work: queue.SimpleQueue[tuple[int, Sequence[Parcel]] | None] = queue.SimpleQueue()
+        self._count = count
+        self._threads: list[threading.Thread] = []
+
+    def hand(self, claim: int, parcels: Sequence[Parcel]) -> None:
+        """Give one micro-batch, whose intent is committed, to the next free thread."""
+        if len(self._threads) < self._count:
+            thread = threading.Thread(target=self._run, name=f"outbox-sender-{len(self._threads) + 1}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        self._work.put((claim, parcels))
+
+    def close(self, timeout: float = 2.0) -> None:
+        """Let the threads close their connections; they are not waited for longer than `timeout` seconds each."""
+        for _ in self._threads:
+            self._work.put(None)
+        for thread in self._threads:
+            thread.join(timeout)
+
+    def _run(self) -> None:
+        channel: Channel | None = None
+        while (work := self._work.get()) is not None:
+            claim, parcels = work
+            for parcel in parcels:
+                if self._stopping.is_set() or parcel.deadline.remaining() <= 0:
+                    answer = Answer(Outcome.NOT_STARTED)
+                else:
+                    channel = channel or self._make_channel()
+                    answer = send(channel, parcel)
+                self._tell(Answered(parcel, claim, answer, last=parcel is parcels[-1]))
+        if channel is not None:
+            channel.close()
+
+
+def send(channel: Channel, parcel: Parcel) -> Answer:
+    """Hand one message over, and turn whatever comes back into an answer. Never raises."""
+    try:
+        answer = channel.send(parcel)
+    except DeadlinePassed as error:
+        return Answer(Outcome.NOT_HANDED_OVER, str(error))
+    except PermanentFailure as error:
+        return Answer(Outcome.REFUSED_PERMANENTLY, str(error))
+    except BaseException as error:  # a thread that died silently would leave its message in hand for ever
+        logger.exception("channel %s failed at an unknown point", channel.name, extra={"outbox_id": parcel.id})
+        return Answer(Outcome.UNKNOWN, f"{type(error).__name__}: {error}")
+    if answer.outcome is Outcome.ACCEPTED:
+        logger.info(
+            "handed over %s",
+            parcel.dedupe_key,
+            extra={"event": "outbox.handed_over", "outbox_id": parcel.id, "channel": parcel.channel},
+        )
+    return answer

@@ -1,0 +1,21 @@
+-- claim: take up to %(limit)s due messages of one channel, oldest due first, for %(ttl)s, under one new number.
+-- Rows that another drainer is just taking, or that a caller is just cancelling, are passed by.
+--
+-- = ANY(ARRAY(...)): the inner SELECT runs once. With IN, a nested loop may run it again and claim more than the limit.
+-- statement_timestamp(): the database's clock, and stable, so that the index ends the scan at the last due row.
+-- There is no "id > last": a lower id may commit after a higher one.
+-- Gives the claimed rows, in no particular order.
+UPDATE outbox_message
+   SET state = 'claimed',
+       claim = (SELECT nextval('outbox_claim')),
+       claimed_until = clock_timestamp() + %(ttl)s,
+       drainer = %(drainer)s
+ WHERE id = ANY(ARRAY(
+         SELECT id
+           FROM outbox_message
+          WHERE state = 'pending' AND channel = %(channel)s AND available_at <= statement_timestamp()
+            AND coalesce(least(deadline_at, resend_until) > clock_timestamp(), true)
+          ORDER BY available_at, id
+          LIMIT %(limit)s
+            FOR UPDATE SKIP LOCKED))
+RETURNING claim, id, dedupe_key, payload, available_at

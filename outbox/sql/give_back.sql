@@ -1,0 +1,13 @@
+-- give_back: messages this claim took and surely never started to hand over. Due again at once, attempts as before.
+-- Also from in_doubt: a drainer that was frozen and swept can still say that it had not begun.
+-- Gives the ids that went back.
+UPDATE outbox_message
+   SET state = 'pending',
+       claimed_until = NULL,
+       attempts = attempts - CASE WHEN state = 'claimed' THEN 0 ELSE 1 END
+ WHERE id = ANY(ARRAY(
+         SELECT id
+           FROM outbox_message
+          WHERE id = ANY(%(ids)s) AND claim = %(claim)s AND state IN ('claimed', 'sending', 'in_doubt')
+            FOR UPDATE SKIP LOCKED))
+RETURNING id
