@@ -69,7 +69,7 @@ class Timeline:
         return len({id(earlier) for earlier, later in self.overlaps() if later.start >= earlier.start + ttl_s})
 
     def causes(self, ttl_s: float) -> Mapping[str, list[Cause]]:
-        """Return, per customer who was invoiced more than once, the cause of each further invoice, in the order the attempts began."""
+        """Return the cause of each further invoice of each customer who has more than one, in the attempts' order."""
         found = {}
         for customer, attempts in self.by_customer():
             issuing = [attempt for attempt in attempts if attempt.issued_at is not None]

@@ -1,12 +1,7 @@
 """Real processes that are killed or frozen at a step, and the servers they talk to."""
 
 import json
-import os
-import shutil
 import signal
-import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,202 +10,132 @@ from typing import Any
 import psutil
 import pytest
 import redis
-from django.db import connection
 
+from tests.servers.plugin import SCRATCH
+from tests.servers.processes import Processes, RunningProcess
+from tests.servers.redis_server import PrivateRedis
 from tests.waiting import wait_until
 
-ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 60.0
 """Seconds any single wait may take: a bound for a broken run, far above what a loaded machine needs."""
 
 
 class Program:
-    """One running process; `marker` appears when it reaches the step it is to be stopped at."""
+    """One running process that is to be stopped at a step; `marker` appears when it gets there."""
 
-    def __init__(self, process: "subprocess.Popen[str]", marker: Path, errors: Path) -> None:
+    def __init__(self, process: RunningProcess, marker: Path) -> None:
         self.process = process
         self._marker = marker
-        self._errors = errors
 
     def reached(self) -> None:
-        """Wait until the step was reached and the signal has struck."""
-        wait_until(self._marker.exists, PATIENCE, f"the step was not reached: {self._errors.read_text()}")
-        wait_until(lambda: self.status() in ("stopped", "zombie", "gone"), PATIENCE, "the signal did not strike")
-
-    def status(self) -> str:
-        try:
-            return str(psutil.Process(self.process.pid).status())
-        except psutil.NoSuchProcess:
-            return "gone"
-
-    def wake(self) -> None:
-        self.process.send_signal(signal.SIGCONT)
-
-    def line(self) -> dict[str, Any]:
-        """Return the next line of its stdout."""
-        assert self.process.stdout is not None
-        text = self.process.stdout.readline()
-        assert text, f"it ended: {self._errors.read_text()}"
-        return dict(json.loads(text))
-
-    def end(self) -> dict[str, Any]:
-        """Let it run to its end and return what its last line says."""
-        output, _ = self.process.communicate(input="\n", timeout=PATIENCE)
-        lines = output.splitlines()
-        assert lines, f"it said nothing: {self._errors.read_text()}"
-        return dict(json.loads(lines[-1]))
+        """Wait until the step was reached and the process is frozen there."""
+        wait_until(
+            lambda: self._marker.exists() or not self.process.is_running(),
+            PATIENCE,
+            f"{self.process.title} did not come to its step",
+        )
+        assert self._marker.exists(), f"{self.process.title} ended before its step:\n{self.process.output()}"
+        wait_until(lambda: psutil.Process(self.process.pid).status() == psutil.STATUS_STOPPED, PATIENCE)
 
     def killed(self) -> bool:
-        """Wait for its end; return whether SIGKILL was the cause."""
-        return self.process.wait(PATIENCE) == -signal.SIGKILL
+        """Wait for its end; return whether it was killed at its step."""
+        return self.process.wait(PATIENCE) == -signal.SIGKILL and self._marker.exists()
+
+    def wake(self) -> None:
+        self.process.thaw()
+
+    def end(self) -> dict[str, Any]:
+        """Let it run to its end and return what it says came of it."""
+        self.process.wait(PATIENCE)
+        results = self.process.events("result")
+        assert results, f"{self.process.title} said nothing:\n{self.process.output()}"
+        return {name: value for name, value in results[-1].items() if name != "event"}
 
 
-@dataclass
 class Programs:
     """Starts processes against the test's own database and servers."""
 
-    environment: dict[str, str]
-    directory: Path
-    started: list[Program]
+    def __init__(self, processes: Processes, folder: Path, environment: dict[str, str]) -> None:
+        self._processes = processes
+        self._folder = folder
+        self.environment = environment
 
     def start(self, *arguments: str, fault: str = "", **environment: str) -> Program:
         """Start a program of tests/faults/program.py; `fault` is like `SIGSTOP tax.answered 2`."""
-        return self._start([sys.executable, "-m", "tests.faults.program", *arguments], fault, environment)
+        return self._start(["-m", "tests.faults.program", *arguments], fault, environment)
 
     def manage(self, *arguments: str, fault: str = "", **environment: str) -> Program:
         """Start `manage.py` with `arguments`."""
-        return self._start([sys.executable, "manage.py", *arguments], fault, environment)
+        return self._start(["manage.py", *arguments], fault, environment)
 
     def _start(self, command: list[str], fault: str, more: dict[str, str]) -> Program:
-        number = len(self.started)
-        marker, errors = self.directory / f"reached-{number}", self.directory / f"stderr-{number}"
+        marker = self._folder / f"reached-{len(self._processes.started)}"
         environment = {**self.environment, **more}
         if fault:
             action, step, *nth = fault.split()
             environment |= {"FAULT_SIGNAL": action, "FAULT_STEP": step, "FAULT_MARKER": str(marker)}
             environment |= {"FAULT_NTH": nth[0]} if nth else {}
-        with errors.open("w") as stderr:
-            process = subprocess.Popen(
-                command,
-                cwd=ROOT,
-                env=environment,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                text=True,
-            )
-        program = Program(process, marker, errors)
-        self.started.append(program)
-        return program
+        return Program(self._processes.start_python(*command, env=environment), marker)
+
+
+@dataclass(frozen=True)
+class Server:
+    """A simulator: the port it listens on and the file of JSON lines it keeps."""
+
+    port: int
+    file: Path
+
+    def lines(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.file.read_text().splitlines()] if self.file.exists() else []
 
 
 @dataclass(frozen=True)
 class MailRecord:
     """What the mail server took over since the test began."""
 
-    path: Path
+    server: Server
     skip: int
-
-    def envelopes(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.path.read_text().splitlines()[self.skip :]]
 
     def to(self, address: str) -> int:
         """Return how many mails to `address` there are."""
-        return sum(address in envelope["rcpt_tos"] for envelope in self.envelopes())
-
-
-def serve(command: list[str]) -> tuple["subprocess.Popen[str]", int]:
-    process = subprocess.Popen(
-        [sys.executable, "manage.py", *command, "--port", "0"], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    return process, int(process.stdout.readline().rpartition(":")[2])
-
-
-def stop(process: "subprocess.Popen[str]") -> None:
-    process.kill()
-    process.communicate()
+        return sum(address in envelope["rcpt_tos"] for envelope in self.server.lines()[self.skip :])
 
 
 @pytest.fixture(scope="session")
-def mail_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, Path]]:
-    path = tmp_path_factory.mktemp("mail") / "record.jsonl"
-    process, port = serve(["mailserver", "--record", str(path)])
-    yield port, path
-    stop(process)
-
-
-@pytest.fixture(scope="session")
-def tax_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, Path]]:
-    path = tmp_path_factory.mktemp("tax") / "requests.jsonl"
-    process, port = serve(["taxservice", "--request-log", str(path)])
-    yield port, path
-    stop(process)
+def simulators(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Server]]:
+    """The mail server and the tax service, well-behaved, for the whole run."""
+    folder = tmp_path_factory.mktemp("simulators")
+    started = Processes(pytestconfig.stash[SCRATCH], folder)
+    servers = {}
+    for name, option in (("mailserver", "--record"), ("taxservice", "--request-log")):
+        file = folder / f"{name}.jsonl"
+        process = started.start(name, "--port", 0, option, file)
+        servers[name] = Server(int(process.wait_for_line(r"listening on .*:(\d+)", PATIENCE)[1]), file)
+    yield servers
+    started.close()
 
 
 @pytest.fixture
-def mails(mail_server: tuple[int, Path]) -> MailRecord:
-    _, path = mail_server
-    return MailRecord(path, len(path.read_text().splitlines()))
-
-
-@pytest.fixture(scope="session")
-def redis_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    binary = shutil.which("valkey-server") or shutil.which("redis-server")
-    assert binary
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    directory = tmp_path_factory.mktemp("redis")
-    process = subprocess.Popen(
-        [binary, "--port", str(port), "--save", "", "--dir", str(directory), "--databases", "16"],
-        stdout=subprocess.DEVNULL,
-        text=True,
-    )
-    client = redis.Redis(port=port)
-
-    def answers() -> bool:
-        try:
-            return bool(client.ping())
-        except redis.ConnectionError:
-            return False
-
-    wait_until(answers)
-    client.close()
-    yield port
-    stop(process)
+def mails(simulators: dict[str, Server]) -> MailRecord:
+    server = simulators["mailserver"]
+    return MailRecord(server, len(server.lines()))
 
 
 @pytest.fixture
-def redis_client(redis_port: int) -> Iterator["redis.Redis"]:
-    client = redis.Redis(port=redis_port)
-    client.flushall()
-    yield client
-    client.close()
+def redis_client(redis_server: PrivateRedis) -> Iterator["redis.Redis"]:
+    with redis_server.client() as client:
+        yield client
 
 
 @pytest.fixture
 def programs(
-    transactional_db: None,
-    redis_client: "redis.Redis",
-    redis_port: int,
-    mail_server: tuple[int, Path],
-    tax_service: tuple[int, Path],
-    tmp_path: Path,
-) -> Iterator[Programs]:
-    at = connection.settings_dict
+    processes: Processes, redis_server: PrivateRedis, simulators: dict[str, Server], tmp_path: Path
+) -> Programs:
     environment = {
-        **os.environ,
         "DJANGO_SETTINGS_MODULE": "tests.faults.settings",
-        "DATABASE_URL": f"postgresql://{at['USER']}:{at['PASSWORD']}@{at['HOST']}:{at['PORT']}/{at['NAME']}",
-        "REDIS_URL": f"redis://127.0.0.1:{redis_port}/0",
+        "REDIS_URL": redis_server.url,
         "EMAIL_HOST": "127.0.0.1",
-        "EMAIL_PORT": str(mail_server[0]),
-        "BILLING_TAX_URL": f"http://127.0.0.1:{tax_service[0]}",
+        "EMAIL_PORT": str(simulators["mailserver"].port),
+        "BILLING_TAX_URL": f"http://127.0.0.1:{simulators['taxservice'].port}",
     }
-    started: list[Program] = []
-    yield Programs(environment, tmp_path, started)
-    for program in started:
-        stop(program.process)
-        if program.process.stdin:
-            program.process.stdin.close()
+    return Programs(processes, tmp_path, environment)

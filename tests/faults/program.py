@@ -1,13 +1,15 @@
 """Programs that the tests start as real processes: `python -m tests.faults.program NAME ARGUMENT...`.
 
-Each prints one JSON object as its last line: what came of it, or the class of the error that ended it.
+Each ends with a JSON line of the event `result`: what came of it, or the class of the error that ended it.
 """
 
 import json
 import logging
 import sys
+import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import django
@@ -15,13 +17,14 @@ import django
 log = logging.getLogger("tests.faults")
 
 
-def hold(resource: str, ttl_ms: str) -> dict[str, Any]:
-    """Hold a lease until a line comes on stdin."""
+def hold(resource: str, ttl_ms: str, until: str) -> dict[str, Any]:
+    """Hold a lease until the file `until` is there."""
     from leases import hold
 
     with hold(resource, ttl=timedelta(milliseconds=int(ttl_ms))) as lease:
-        print(json.dumps({"holder": lease.holder, "token": lease.token}), flush=True)
-        sys.stdin.readline()
+        say("held", {"holder": lease.holder, "token": lease.token})
+        while not Path(until).exists():
+            time.sleep(0.02)
     return {"outcome": "released"}
 
 
@@ -64,10 +67,14 @@ def main(name: str, *arguments: str) -> int:
     try:
         result = PROGRAMS[name](*arguments)
     except Exception as error:
-        print(json.dumps({"error": type(error).__name__, "text": str(error)}), flush=True)
+        say("result", {"error": type(error).__name__})
         raise
-    print(json.dumps(result), flush=True)
+    say("result", result)
     return 0
+
+
+def say(event: str, what: dict[str, Any]) -> None:
+    print(json.dumps({"event": event, **what}), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
 """The project's settings with short leases, and a handler that crashes or freezes the process at a step."""
 
 from datetime import timedelta
+from typing import Any
 
 from project.settings import *  # noqa: F403
+from project.settings import LOGGING
 
 LEASES_TTL = BILLING_LEASE_TTL = timedelta(seconds=2)
 OUTBOX_CLAIM_TTL = timedelta(seconds=3)
@@ -10,16 +12,7 @@ EMAIL_TIMEOUT = 1
 BILLING_TAX_TIMEOUT = timedelta(milliseconds=500)
 BILLING_TAX_LINES_PER_REQUEST = 2
 
-LOGGING = {
-    "version": 1,
-    "disable_existing_loggers": False,
-    "handlers": {
-        "fault": {"class": "tests.faults.steps.FaultHandler"},
-        "stderr": {"class": "logging.StreamHandler"},
-    },
-    "root": {"handlers": ["stderr"], "level": "INFO"},
-    "loggers": {
-        name: {"handlers": ["fault"], "level": "DEBUG"}
-        for name in ("leases", "outbox", "billing", "project.replay", "tests.faults")
-    },
-}
+logging_settings: Any = LOGGING
+logging_settings["handlers"]["fault"] = {"class": "tests.faults.steps.FaultHandler"}
+for name in ("leases", "outbox", "billing", "project.replay", "tests.faults"):
+    logging_settings["loggers"][name] = {"handlers": ["fault"], "level": "DEBUG"}

@@ -1,13 +1,14 @@
 """The lease without fence, constraint and outbox: it saves work, and it cannot be trusted with more."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import redis
 from django.db import connection
 
 from leases.resources import key_of
-from tests.faults.conftest import Programs
+from tests.faults.conftest import PATIENCE, Programs
 from tests.waiting import wait_until
 
 RESOURCE = "customer:1"
@@ -62,15 +63,16 @@ def test_holder_frozen_before_its_last_check_stops(programs: Programs, redis_cli
 
 @pytest.mark.parametrize("step", ["lease.registered", "lease.releasing"])
 def test_release_after_expiry_leaves_the_successors_key(
-    programs: Programs, redis_client: "redis.Redis", step: str
+    programs: Programs, redis_client: "redis.Redis", tmp_path: Path, step: str
 ) -> None:
     first = programs.start("lease_alone", RESOURCE, "1500", fault=f"SIGSTOP {step}")
     first.reached()
     wait_until(lambda: not redis_client.exists(key_of(RESOURCE)))
-    successor = programs.start("hold", RESOURCE, "60000")
-    held = successor.line()
+    successor = programs.start("hold", RESOURCE, "60000", str(tmp_path / "enough"))
+    held = successor.process.wait_for_event("held", PATIENCE)
     first.wake()
     assert first.end()["error"] == "LeaseLost"
-    assert redis_client.get(key_of(RESOURCE)) == f"{held['holder']}:{held['token']}".encode()
+    assert redis_client.get(key_of(RESOURCE)) == f"{held['holder']}:{held['token']}"
+    (tmp_path / "enough").touch()
     assert successor.end() == {"outcome": "released"}
     assert not redis_client.exists(key_of(RESOURCE))
