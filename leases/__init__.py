@@ -28,9 +28,10 @@ if TYPE_CHECKING:
     from leases.fenced import FencedManager as FencedManager
     from leases.fenced import FencedModel as FencedModel
     from leases.fenced import FencedQuerySet as FencedQuerySet
+    from leases.holding import current_lease as current_lease
+    from leases.holding import hold as hold
+    from leases.holding import lent as lent
     from leases.lease import Lease as Lease
-    from leases.lease import current_lease as current_lease
-    from leases.lease import hold as hold
     from leases.redis_store import live as live
 
 # Models may be imported only once the apps are loading, so these names are looked up when first used.
@@ -39,12 +40,13 @@ _PUBLIC = {
     "FencedModel": "leases.fenced",
     "FencedQuerySet": "leases.fenced",
     "Lease": "leases.lease",
-    "current_lease": "leases.lease",
-    "hold": "leases.lease",
+    "current_lease": "leases.holding",
+    "hold": "leases.holding",
+    "lent": "leases.holding",
     "leased": "leases.actors",
     "live": "leases.redis_store",
 }
-__all__ = ["FencedManager", "FencedModel", "FencedQuerySet", "Lease", "current_lease", "hold", "leased", "live"]
+__all__ = ["FencedManager", "FencedModel", "FencedQuerySet", "Lease", "current_lease", "hold", "leased", "lent", "live"]
 
 
 def __getattr__(name: str) -> Any:

@@ -13,7 +13,7 @@ from dramatiq.middleware import CurrentMessage
 
 from leases.conf import conf
 from leases.errors import LeaseBusy, LeaseLost, LeaseUnavailable, StaleToken
-from leases.lease import hold
+from leases.holding import hold
 
 logger = logging.getLogger("leases")
 

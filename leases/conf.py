@@ -16,6 +16,8 @@ class Settings:
     MAX_TTL: timedelta = timedelta(minutes=15)
     #: A lease is not renewed beyond this: a job that hangs must not keep its resource for ever.
     MAX_HOLD: timedelta = timedelta(hours=1)
+    #: How much longer than the lease its key stays after an expiry, for receivers that cannot check a token.
+    LOCK_DELAY: timedelta = timedelta(0)
     #: How long a busy or abandoned job waits before it is tried again; jittered.
     RETRY_DELAY: timedelta = timedelta(seconds=5)
     #: The retry delay of a job that lost its lease doubles up to this.

@@ -5,6 +5,7 @@ import logging
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable
 
 from django.db import connections
@@ -13,10 +14,12 @@ logger = logging.getLogger("leases")
 
 #: How long a process that ends waits for the errands it has still to run.
 _LAST_ERRANDS_S = 2.0
+#: Several, so that one slow answer does not hold up the stopping of another job.
+_WORKERS = 4
 
 
 class Errands:
-    """Runs functions one after another in one daemon thread that starts when first needed."""
+    """Runs functions in a few daemon threads that start when first needed."""
 
     def __init__(self) -> None:
         self.reset()
@@ -24,32 +27,35 @@ class Errands:
     def reset(self) -> None:
         """Forget everything; a forked child starts with no errands of its parent's."""
         self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._workers: list[threading.Thread] = []
+        self._queue: queue.Queue[Callable[[], None]] = queue.Queue()
 
     def run(self, errand: Callable[[], None]) -> None:
         """Run `errand` soon; an error in it is logged and stops nothing."""
         self._queue.put(errand)
         with self._lock:
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._work, name="leases-errands", daemon=True)
-                self._thread.start()
+            if len(self._workers) < min(_WORKERS, self._queue.unfinished_tasks):
+                worker = threading.Thread(target=self._work, name="leases-errands", daemon=True)
+                self._workers.append(worker)
+                worker.start()
 
     def finish(self) -> None:
         """Wait a short while for what is under way; called when the process ends."""
-        thread = self._thread
-        if thread is not None and thread.is_alive():
-            self._queue.put(None)
-            thread.join(_LAST_ERRANDS_S)
+        give_up_at = time.monotonic() + _LAST_ERRANDS_S
+        with self._queue.all_tasks_done:
+            while self._queue.unfinished_tasks and (left := give_up_at - time.monotonic()) > 0:
+                self._queue.all_tasks_done.wait(left)
 
     def _work(self) -> None:
-        while (errand := self._queue.get()) is not None:
+        while True:
+            errand = self._queue.get()
             try:
                 errand()
             except Exception:
                 logger.exception("An errand of the keeper failed.")
             finally:
                 connections.close_all()
+                self._queue.task_done()
 
 
 errands = Errands()

@@ -15,6 +15,7 @@ from leases.process import ProcessIdentity
 #: The trigger's SQLSTATE for a row whose resource was not presented in this transaction.
 NOT_PRESENTED = "LF002"
 LOCK_NOT_AVAILABLE = "55P03"
+QUERY_CANCELED = "57014"
 
 # Every limit is set in a CTE that the locking one reads: set beside it, it would not bound its own wait.
 _REGISTER = """
@@ -80,33 +81,43 @@ class Refused(Exception):
         self.stored = stored
 
 
-def register(
-    resource: str, *, token: int, holder: str, ttl_ms: int, process: ProcessIdentity, thread: str, using: str
-) -> list[Unreleased]:
-    """Make `token` the fence's current one and write the lease's record, in one statement of its own.
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """What is written when a lease begins: the fence's new token, and the lease's record."""
+
+    resource: str
+    token: int
+    holder: str
+    ttl_ms: int
+    process: ProcessIdentity
+    thread: str
+
+
+def register(registration: Registration, *, lock_timeout_ms: int, using: str) -> list[Unreleased]:
+    """Make the token the fence's current one and write the lease's record, in one statement of its own.
 
     Accepted where the stored token is strictly smaller, or where token and holder are already these (the reply was
     lost). Returns the earlier leases that were never released. Raises Refused, or django.db.DatabaseError; SQLSTATE
-    55P03 means that a transaction of the former holder is still open.
+    55P03 means that a transaction of the former holder was still open after `lock_timeout_ms`.
     """
     with connections[using].cursor() as cursor:
         cursor.execute(
             _REGISTER,
             {
-                "lock_timeout": f"{limit_ms(ttl_ms) + min(1000, ttl_ms // 6)}ms",
-                "resource": resource,
-                "token": token,
-                "holder": holder,
-                "ttl_ms": ttl_ms,
-                "host": process.host,
-                "pid": process.pid,
-                "started": process.started,
-                "thread": thread[:255],
+                "lock_timeout": f"{lock_timeout_ms}ms",
+                "resource": registration.resource,
+                "token": registration.token,
+                "holder": registration.holder,
+                "ttl_ms": registration.ttl_ms,
+                "host": registration.process.host,
+                "pid": registration.process.pid,
+                "started": registration.process.started,
+                "thread": registration.thread[:255],
             },
         )
         rows = cursor.fetchall()
     if not rows:
-        raise Refused(current(resource, using=using) or 0)
+        raise Refused(current(registration.resource, using=using) or 0)
     return [
         Unreleased(token, holder, ProcessIdentity(host, pid, started))
         for token, holder, host, pid, started in rows

@@ -8,14 +8,14 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, Self, TypeVar, cast
 
-import psycopg
-from django.db import DatabaseError, models, router, transaction
+from django.db import models, router
 from django.db.models.signals import class_prepared
 
 from leases.clock import boottime
-from leases.errors import NotHeld, StaleInstance, StaleToken
-from leases.lease import Lease, current_lease, held_leases, raise_not_held
-from leases.models import Incident
+from leases.errors import NotHeld, StaleInstance
+from leases.holding import current_lease, held_leases
+from leases.lease import Lease
+from leases.presenting import presenting
 from leases.triggers import fence_triggers, parse_template
 
 M = TypeVar("M", bound="FencedModel")
@@ -61,7 +61,7 @@ class FencedQuerySet(models.QuerySet[M]):
         leases = [lease for lease in held_leases(using) if lease.is_held]
         if not leases:
             raise NotHeld(self.model.lease_resource)
-        with _presenting(leases, using):
+        with presenting(leases, using, savepoint=False):
             yield leases
 
 
@@ -106,7 +106,7 @@ class FencedModel(models.Model):
 
     def delete(self, using: str | None = None, keep_parents: bool = False) -> tuple[int, dict[str, int]]:
         alias = using or router.db_for_write(type(self), instance=self)
-        with _presenting([_lease_of(self, alias)], alias):
+        with presenting([_lease_of(self, alias)], alias, savepoint=False):
             return super().delete(using=alias, keep_parents=keep_parents)
 
     @classmethod
@@ -142,30 +142,11 @@ def _writing(rows: "Sequence[FencedModel]", using: str) -> Iterator[None]:
         return
     # A row that moves from one resource to another needs both leases, and only the database knows where it was.
     others = [lease for lease in held_leases(using) if lease.resource not in leases and lease.is_held]
-    with _presenting([*leases.values(), *others], using):
+    with presenting([*leases.values(), *others], using, savepoint=False):
         yield
     now = boottime()
     for row in rows:
         row._read_at = now
-
-
-@contextmanager
-def _presenting(leases: Sequence[Lease], using: str) -> Iterator[None]:
-    """Open a transaction that presents `leases`; what it raises is what Lease.transaction() raises."""
-    try:
-        with transaction.atomic(using=using, savepoint=False):
-            # Always in one order, so that two threads never wait for each other's fence rows.
-            for lease in sorted(leases, key=lambda lease: lease.resource):
-                lease.present()
-            yield
-    except StaleToken as stale:
-        for lease in leases:
-            if lease.resource == stale.resource:
-                lease.lose(Incident.Detector.STALE_WRITE)
-        raise
-    except (DatabaseError, psycopg.Error) as error:
-        raise_not_held(error)
-        raise
 
 
 def _lease_of(row: "FencedModel", using: str) -> Lease:

@@ -4,7 +4,8 @@ Redis proposes who may work and which token they get; what it says is a hint tha
 idempotent, so that a reply which got lost can simply be asked for again.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
@@ -100,6 +101,21 @@ def release(resource: str, *, holder: str, token: int, linger_ms: int = 0) -> Li
     """Delete the lease's key if it is still this holder's; with `linger_ms`, let it expire then instead."""
     answer = _text(_run("release", key_of(resource), holder, token, linger_ms))
     return "released" if answer == "released" else "absent" if answer == "absent" else "other"
+
+
+@contextmanager
+def woken_by_release(resource: str) -> Iterator[Callable[[float], None]]:
+    """Give a function that waits until `resource` is released, and for at most so many seconds.
+
+    A release before the first wait may be missed, so ask again once this is entered.
+    """
+    with _client().pubsub(ignore_subscribe_messages=True) as subscription:
+        subscription.subscribe(key_of(resource))
+
+        def wait(timeout_s: float) -> None:
+            subscription.get_message(timeout=timeout_s)
+
+        yield wait
 
 
 def live(resources: Iterable[str]) -> dict[str, timedelta]:

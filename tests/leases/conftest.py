@@ -7,6 +7,7 @@ import pytest
 from django_redis import get_redis_connection
 
 from leases import redis_store
+from leases.errands import errands
 from tests.ledger.models import Account
 
 
@@ -15,6 +16,7 @@ def redis() -> Iterator[Any]:
     client = get_redis_connection("leases")
     client.flushdb()
     yield client
+    errands.finish()  # a report that comes late would be found by the next test
     client.flushdb()
 
 
@@ -39,13 +41,13 @@ def steal(resource: str, *, ttl_ms: int = 60_000) -> int:
     floor = (fence.current(resource, using="default") or 0) + 1
     granted = redis_store.acquire(resource, holder=holder, ttl_ms=ttl_ms, floor=floor)
     assert isinstance(granted, redis_store.Granted)
-    fence.register(
-        resource,
+    registration = fence.Registration(
+        resource=resource,
         token=granted.token,
         holder=holder,
         ttl_ms=ttl_ms,
         process=ProcessIdentity("elsewhere", 1, ""),
         thread="",
-        using="default",
     )
+    fence.register(registration, lock_timeout_ms=10_000, using="default")
     return granted.token

@@ -1,15 +1,16 @@
 """Holding a lease: who gets it, how it ends, and that nothing else's end is touched."""
 
-import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
+from dataclasses import replace
 from datetime import timedelta
+from threading import Event
 from typing import Any
 
 import pytest
-from django.db import connection, connections, transaction
+from django.db import connection, transaction
+from django_redis import get_redis_connection
 
-from leases import current_lease, fence, hold, live
+from leases import current_lease, fence, hold, lent, live
 from leases.errors import (
     InsideCoroutine,
     InsideTransaction,
@@ -22,25 +23,11 @@ from leases.errors import (
 from leases.models import Fence, Incident, LeaseRecord
 from leases.resources import key_of
 from tests.leases.conftest import steal
+from tests.leases.threads import in_thread
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 SHORT = timedelta(milliseconds=600)
-
-
-@contextmanager
-def in_thread(work: Any) -> Iterator[threading.Thread]:
-    def run() -> None:
-        try:
-            work()
-        finally:
-            connections.close_all()
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    yield thread
-    thread.join(10)
-    assert not thread.is_alive()
 
 
 def test_lease_registers_its_token_and_records_its_end(redis: Any) -> None:
@@ -165,18 +152,15 @@ def test_redis_that_forgets_again_and_again_still_lets_the_job_finish(redis: Any
 def test_lost_reply_of_registration_is_recognised_as_ones_own() -> None:
     from leases.process import ProcessIdentity
 
-    arguments: dict[str, Any] = {"token": 7, "holder": "a" * 32, "ttl_ms": 1000, "thread": "", "using": "default"}
-    arguments["process"] = ProcessIdentity.own()
-    assert fence.register("customer:1", **arguments) == []
-    assert fence.register("customer:1", **arguments) == []
+    ours = fence.Registration("customer:1", 7, "a" * 32, 1000, ProcessIdentity.own(), "")
+    assert fence.register(ours, lock_timeout_ms=1000, using="default") == []
+    assert fence.register(ours, lock_timeout_ms=1000, using="default") == []
     with pytest.raises(fence.Refused):
-        fence.register("customer:1", **{**arguments, "holder": "b" * 32})
+        fence.register(replace(ours, holder="b" * 32), lock_timeout_ms=1000, using="default")
 
 
 def test_successor_finds_the_unreleased_record_of_a_crashed_holder() -> None:
     steal("customer:1")
-    from django_redis import get_redis_connection
-
     get_redis_connection("leases").delete(key_of("customer:1"))
     with hold("customer:1"):
         incident = Incident.objects.get()
@@ -269,19 +253,21 @@ def test_lease_held_for_too_long_is_abandoned(settings: Any) -> None:  # locks L
 
 
 def test_lease_of_a_thread_that_died_is_no_longer_renewed(redis: Any) -> None:  # locks L32
-    from leases.lease import acquire
+    from leases.acquiring import acquire
+    from leases.stopping import Job
 
     leaked: list[Any] = []
-    with in_thread(lambda: leaked.append(acquire("customer:1", ttl=SHORT))):
+    with in_thread(lambda: leaked.append(acquire("customer:1", ttl=SHORT, using="default", job=Job()))):
         pass
     wait_until(lambda: not leaked[0].is_held)
     wait_until(lambda: redis.get(key_of("customer:1")) is None)
 
 
 def test_lease_that_was_dropped_without_release_is_no_longer_renewed(redis: Any) -> None:
-    from leases.lease import acquire
+    from leases.acquiring import acquire
+    from leases.stopping import Job
 
-    acquire("customer:1", ttl=SHORT)
+    acquire("customer:1", ttl=SHORT, using="default", job=Job())
     wait_until(lambda: redis.get(key_of("customer:1")) is None)
 
 
@@ -305,3 +291,62 @@ def test_forked_child_owns_nothing(redis: Any) -> None:
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         assert redis.get(key_of("customer:1")) is not None
         lease.check()
+
+
+def test_waiter_is_woken_by_the_release_not_by_its_poll(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("leases.acquiring._LONGEST_WAIT_S", 60.0)
+    got: list[int] = []
+    waiting = Event()
+
+    def second() -> None:
+        waiting.set()
+        with hold("customer:1", wait=timedelta(seconds=60)) as lease:
+            got.append(lease.token)
+
+    with ExitStack() as stack, hold("customer:1"):
+        stack.enter_context(in_thread(second))
+        waiting.wait(5)
+        wait_until(lambda: get_redis_connection("leases").pubsub_numsub(key_of("customer:1"))[0][1] == 1)
+    assert len(got) == 1
+
+
+def test_waiter_gives_up_after_its_bound_and_takes_nothing(redis: Any) -> None:
+    steal("customer:1")
+    with pytest.raises(LeaseBusy), hold("customer:1", wait=timedelta(milliseconds=200)):
+        pass
+    assert redis.get(key_of("customer:1")).startswith(b"f" * 32)
+
+
+def test_linger_keeps_others_out_after_a_clean_end_only() -> None:
+    with hold("customer:1", linger=timedelta(seconds=30)):
+        pass
+    with pytest.raises(LeaseBusy), hold("customer:1"):
+        pass
+    with pytest.raises(ZeroDivisionError), hold("customer:2", linger=timedelta(seconds=30)):
+        _ = 1 / 0
+    with hold("customer:2"):
+        pass
+
+
+def test_lock_delay_keeps_the_key_after_an_expiry_but_not_after_a_release(settings: Any, redis: Any) -> None:
+    settings.LEASES_LOCK_DELAY = timedelta(seconds=5)
+    with hold("customer:1", ttl=SHORT) as lease:
+        assert redis.pttl(key_of("customer:1")) > 5_000
+        assert lease.remaining() <= SHORT
+    assert redis.get(key_of("customer:1")) is None
+
+
+def test_other_thread_works_under_a_lease_only_when_it_is_lent() -> None:
+    def without() -> None:
+        assert current_lease("customer:1") is None
+
+    def with_it() -> None:
+        with lent(lease):
+            assert current_lease("customer:1") is lease
+        assert current_lease("customer:1") is None
+
+    with hold("customer:1") as lease:
+        with in_thread(without):
+            pass
+        with in_thread(with_it):
+            pass

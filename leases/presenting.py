@@ -1,0 +1,41 @@
+"""Transactions that present the leases they write under."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import psycopg
+from django.db import DatabaseError, transaction
+
+from leases import fence
+from leases.errors import NotHeld, StaleToken
+from leases.lease import Lease
+from leases.models import Incident
+
+
+@contextmanager
+def presenting(leases: Sequence[Lease], using: str, *, savepoint: bool = True) -> Iterator[None]:
+    """Open a transaction on `using` that presents `leases`, one after another in the order of their resources.
+
+    Within an open transaction this is a savepoint, or nothing of its own with `savepoint=False`; the leases are
+    presented anew either way, because a savepoint that is rolled back takes with it what was presented inside.
+
+    Raises LeaseLost if one of them has ended, StaleToken if a fence is beyond its token, NotHeld if a row of a resource
+    that was not presented was written.
+    """
+    try:
+        with leases[0].job.committing() as begin_commit, transaction.atomic(using=using, savepoint=savepoint):
+            for lease in sorted(leases, key=lambda lease: lease.resource):
+                lease.check()
+                fence.present(lease.resource, lease.token, ttl_ms=lease.ttl_ms, using=using)
+            yield
+            begin_commit()
+    except StaleToken as stale:
+        for lease in leases:
+            if lease.resource == stale.resource:
+                lease.lose(Incident.Detector.STALE_WRITE)
+        raise
+    except (DatabaseError, psycopg.Error) as error:
+        if fence.sqlstate(error) == fence.NOT_PRESENTED:
+            message = str(error.__cause__ or error).splitlines()[0]
+            raise NotHeld(message.removeprefix("not presented: ")) from error
+        raise

@@ -1,0 +1,103 @@
+"""Stopping a job that lost its lease.
+
+In this order: the lease is marked lost, so that `check()` and every fenced write raise; the SQL in flight is cancelled;
+an exception is raised in the job's thread where that is possible. Whatever slips through is refused by the fence.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from django.db import connections
+
+if TYPE_CHECKING:
+    from leases.lease import Lease
+
+logger = logging.getLogger("leases")
+
+#: How long the server may take to accept a cancellation; another thread waits for it, and the end of the job does.
+_CANCEL_TIMEOUT_S = 2.0
+
+
+class Job:
+    """What one thread does under its leases, and how that is stopped from another thread.
+
+    The guard is held while a stop is under way and while the job ends, so that a stop never hits the thread's next job.
+    """
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._running: set[Lease] = set()
+        self._connections = {alias: connections[alias] for alias in connections}
+        self._committing = 0
+        self._shields = 0
+        self._interrupt: Callable[[], None] | None = None
+
+    def started(self, lease: "Lease") -> None:
+        with self._guard:
+            self._running.add(lease)
+
+    def ended(self, lease: "Lease") -> None:
+        """Have nothing of `lease` stop this thread any more; waits for a stop that is under way."""
+        with self._guard:
+            self._running.discard(lease)
+
+    def stop(self, lease: "Lease") -> None:
+        """Cancel the thread's SQL and interrupt it, if it is still working under `lease`."""
+        with self._guard:
+            if lease not in self._running:
+                return
+            # A commit is left alone: cancelled while it waits for a standby, it would be reported as done too early.
+            if not self._committing:
+                self._cancel(lease.using)
+            if self._interrupt is not None and not self._shields:
+                self._interrupt()
+
+    @contextmanager
+    def committing(self) -> Iterator[Callable[[], None]]:
+        """Give a function that says: from here on a transaction commits; until this ends, no SQL is cancelled."""
+        begun = False
+
+        def begin() -> None:
+            nonlocal begun
+            with self._guard:
+                self._committing += 1
+                begun = True
+
+        try:
+            yield begin
+        finally:
+            if begun:
+                with self._guard:
+                    self._committing -= 1
+
+    @contextmanager
+    def shielded(self) -> Iterator[None]:
+        with self._guard:
+            self._shields += 1
+        try:
+            yield
+        finally:
+            with self._guard:
+                self._shields -= 1
+
+    @contextmanager
+    def interruptible(self, interrupt: Callable[[], None]) -> Iterator[None]:
+        with self._guard:
+            before, self._interrupt = self._interrupt, interrupt
+        try:
+            yield
+        finally:
+            with self._guard:
+                self._interrupt = before
+
+    def _cancel(self, using: str) -> None:
+        connection = self._connections[using].connection
+        if connection is None:
+            return
+        try:
+            connection.cancel_safe(timeout=_CANCEL_TIMEOUT_S)
+        except Exception as error:
+            logger.warning("The SQL of a job that lost its lease could not be cancelled: %s", error)

@@ -1,0 +1,170 @@
+"""A job that lost its lease is stopped: in Python code, in SQL, and not while it commits or is shielded."""
+
+import threading
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import OperationalError, connection, transaction
+from django_redis import get_redis_connection
+from dramatiq.middleware.threading import raise_thread_exception
+
+from leases import fence, hold
+from leases.errors import LeaseBusy, LeaseLost
+from leases.models import Incident
+from leases.resources import key_of
+from tests.leases.conftest import steal
+from tests.leases.threads import in_thread
+from tests.ledger.models import Account, Entry
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+SHORT = timedelta(milliseconds=600)
+
+
+class Interrupted(BaseException):
+    """What the tests raise in a job's thread."""
+
+
+def interrupt_this_thread() -> Any:
+    thread_id = threading.get_ident()
+    return lambda: raise_thread_exception(thread_id, Interrupted)
+
+
+def test_sleeping_query_is_cancelled_when_the_lease_is_lost() -> None:  # locks L54
+    with pytest.raises(LeaseLost) as lost, hold("customer:1", ttl=SHORT):
+        steal("customer:1")
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_sleep(30)")
+    assert isinstance(lost.value.__cause__ or lost.value.__context__, OperationalError)
+    with connection.cursor() as cursor:  # the connection is as good as before
+        cursor.execute("SELECT 1")
+
+
+def test_computing_query_is_cancelled_when_the_lease_is_lost() -> None:
+    with pytest.raises(LeaseLost), hold("customer:1", ttl=SHORT):
+        steal("customer:1")
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT count(*) FROM generate_series(1, 100000) a, generate_series(1, 100000) b")
+
+
+def test_python_loop_is_interrupted_when_the_lease_is_lost() -> None:
+    with (
+        pytest.raises(Interrupted),
+        hold("customer:1", ttl=SHORT) as lease,
+        lease.interruptible(interrupt_this_thread()),
+    ):
+        steal("customer:1")
+        while True:
+            pass
+
+
+def test_shielded_lines_are_not_interrupted_and_the_loss_is_raised_after_them() -> None:
+    finished, interrupt = False, interrupt_this_thread()
+    with (
+        pytest.raises(LeaseLost),
+        hold("customer:1", ttl=SHORT) as lease,
+        lease.interruptible(interrupt),
+        lease.shielded(),
+    ):
+        steal("customer:1")
+        wait_until(lambda: not lease.is_held)
+        for _ in range(100_000):
+            pass
+        finished = True
+    assert finished
+
+
+def test_stop_of_a_job_never_hits_the_next_job_on_its_connection() -> None:
+    for _ in range(5):
+        with pytest.raises(LeaseLost), hold("customer:1", ttl=SHORT) as lease:
+            steal("customer:1")
+            wait_until(lambda: not lease.is_held)
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_sleep(0.1)")
+        Account.objects.all().delete()
+        get_redis_connection("leases").flushdb()
+
+
+def test_frozen_holder_with_an_open_transaction_is_cleared_out_of_the_way(account: Account, resource: str) -> None:
+    """locks L73: without it the next holder waits for as long as the frozen one sleeps."""
+    opened, taken = threading.Event(), threading.Event()
+
+    def frozen() -> None:
+        lost = (LeaseLost, OperationalError)
+        with pytest.raises(lost), hold(resource, ttl=timedelta(seconds=30)) as lease, lease.transaction():
+            Entry.objects.create(account=account)
+            opened.set()
+            taken.wait(20)
+
+    with in_thread(frozen):
+        assert opened.wait(10)
+        taken_by = steal_as_a_holder(resource)
+        taken.set()
+    assert taken_by
+    assert Entry.objects.count() == 0
+
+
+def steal_as_a_holder(resource: str) -> int:
+    """Take the lease through the front door after its key vanished."""
+    get_redis_connection("leases").delete(key_of(resource))
+    with hold(resource, wait=timedelta(seconds=5)) as lease:
+        return lease.token
+
+
+def test_holder_that_is_busy_in_its_transaction_is_not_cleared_and_the_next_is_told_to_wait(
+    account: Account, resource: str
+) -> None:
+    opened, done = threading.Event(), threading.Event()
+
+    def busy() -> None:
+        token = steal(resource)
+        with transaction.atomic(), connection.cursor() as cursor:
+            fence.present(resource, token, ttl_ms=60_000, using="default")
+            opened.set()
+            while not done.is_set():
+                cursor.execute("SELECT pg_sleep(0.05)")
+
+    with in_thread(busy):
+        assert opened.wait(10)
+        get_redis_connection("leases").delete(key_of(resource))
+        with pytest.raises(LeaseBusy, match="whose transaction is still open"), hold(resource):
+            pass
+        assert get_redis_connection("leases").get(key_of(resource)) is None
+        done.set()
+
+
+def test_commit_is_not_cancelled_when_the_lease_is_lost_meanwhile(account: Account, resource: str) -> None:
+    """A deferred trigger makes the commit last, so that the loss falls into it."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "CREATE OR REPLACE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$ BEGIN PERFORM pg_sleep(1); RETURN NULL; END $$"
+        )
+        cursor.execute(
+            "CREATE CONSTRAINT TRIGGER slow AFTER INSERT ON ledger_account DEFERRABLE INITIALLY DEFERRED "
+            "FOR EACH ROW EXECUTE FUNCTION slow()"
+        )
+    try:
+        with pytest.raises(LeaseLost), hold(resource, ttl=timedelta(seconds=9)) as lease:
+            timer = threading.Timer(0.5, lambda: lease.lose(Incident.Detector.RENEWAL_REFUSED))
+            timer.start()
+            with lease.transaction():
+                Account.objects.create(name="committed")
+            timer.join()
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("DROP FUNCTION slow CASCADE")
+    assert Account.objects.filter(name="committed").exists()
+
+
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+def test_stale_token_is_refused_at_every_isolation_level(level: str, account: Account, resource: str) -> None:
+    with pytest.raises(LeaseLost), hold(resource) as lease:
+        steal(resource)
+        with pytest.raises(Exception, match=r"stale|could not serialize"), transaction.atomic():
+            with connection.cursor() as cursor:
+                cursor.execute(f"SET TRANSACTION ISOLATION LEVEL {level}")
+            with lease.transaction():
+                Entry.objects.create(account=account)
+    assert not Entry.objects.exists()
