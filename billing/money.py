@@ -45,6 +45,11 @@ def line_net_minor(quantity: Decimal, unit_price: Decimal, currency: str) -> int
     return to_minor(_EXACT.multiply(quantity, unit_price), currency)
 
 
+def exact_sum(left: Decimal, right: Decimal) -> Decimal:
+    """Add without rounding; the default context would keep 28 digits."""
+    return _EXACT.add(left, right)
+
+
 def tax_minor(base_minor: int, rate: Decimal) -> int:
     """Return the tax on a summed base at `rate` (a fraction: 0.19), rounded once half up. Source: EN 16931 BR-CO-17."""
     return int(_EXACT.multiply(Decimal(base_minor), rate).quantize(Decimal(1), context=_EXACT))

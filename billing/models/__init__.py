@@ -1,7 +1,7 @@
 from billing.models.customer import Customer
 from billing.models.invoice import CreditNote, Invoice, InvoiceLine, Series, TaxAnswer
 from billing.models.price import Price
-from billing.models.run import Item, Outcome, Run
+from billing.models.run import Item, Run
 from billing.models.usage import UsageEvent
 
 __all__ = [
@@ -10,7 +10,6 @@ __all__ = [
     "Invoice",
     "InvoiceLine",
     "Item",
-    "Outcome",
     "Price",
     "Run",
     "Series",

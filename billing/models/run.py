@@ -4,16 +4,6 @@ from django.db.models import Q
 from django.db.models.functions import Now
 
 
-class Outcome(models.TextChoices):
-    """What became of one customer in one run."""
-
-    ISSUED = "issued"
-    ALREADY_INVOICED = "already_invoiced"
-    SKIPPED = "skipped"
-    FAILED = "failed"  # will be tried again
-    PARKED = "parked"  # waits for a person
-
-
 class Run(models.Model):
     """One billing run: a period, a cutoff, and one item per customer."""
 
@@ -27,6 +17,16 @@ class Run(models.Model):
 
 class Item(models.Model):
     """One customer in one run; open until its outcome is final (anything but `failed`)."""
+
+    class Outcome(models.TextChoices):
+        ISSUED = "issued"
+        ALREADY_INVOICED = "already_invoiced"
+        SKIPPED = "skipped"
+        FAILED = "failed"  # will be tried again
+        PARKED = "parked"  # waits for a person
+
+    #: Values of `outcome` under which there is still something to do.
+    OPEN = ("", Outcome.FAILED.value)
 
     run = models.ForeignKey(Run, on_delete=models.PROTECT, related_name="items")
     customer = models.ForeignKey("billing.Customer", on_delete=models.PROTECT, related_name="items")
@@ -46,6 +46,7 @@ class Item(models.Model):
         ]
         indexes = [
             models.Index(fields=["run", "outcome"], name="billing_item_outcome"),
+            models.Index(fields=["started_at"], name="billing_item_started"),
             models.Index(fields=["run", "id"], condition=Q(outcome__in=["", "failed"]), name="billing_item_open"),
         ]
 

@@ -1,0 +1,65 @@
+"""Taking an invoice back: it becomes void, and a credit note over the whole of it says so."""
+
+import logging
+from datetime import timedelta
+
+from django.db.models.functions import Now
+
+import outbox
+from billing import numbering
+from billing.conf import conf
+from billing.documents import email
+from billing.models import CreditNote, Invoice, UsageEvent
+from billing.slots import slot_of
+from billing.transactions import under
+from leases import Lease, hold
+
+logger = logging.getLogger("billing.crediting")
+
+
+def void(invoice_id: int, reason: str, *, wait: timedelta = timedelta(seconds=10)) -> CreditNote:
+    """Void an issued invoice and return its credit note; a void one returns the credit note it has.
+
+    In one transaction under the customer's lease: the unsent email is cancelled, or one about the credit note is
+    published; the usage is released, so that the slot can be billed again, as the next version.
+
+    Raises Invoice.DoesNotExist, and the errors of `leases.hold()`.
+    """
+    customer_id = Invoice.objects.values_list("customer_id", flat=True).get(pk=invoice_id)
+    with hold(f"customer:{customer_id}", ttl=conf.LEASE_TTL, wait=wait) as lease:
+        note, made = under(lease, lambda: _void(lease, invoice_id, reason))
+    if made:
+        logger.info(
+            "Voided invoice %d by %s.", invoice_id, note, extra={"event": "invoice.voided", "invoice": invoice_id}
+        )
+    return note
+
+
+def _void(lease: Lease, invoice_id: int, reason: str) -> tuple[CreditNote, bool]:
+    using = lease.using
+    invoice = Invoice.objects.using(using).get(pk=invoice_id)
+    if invoice.status == Invoice.Status.VOID:
+        return CreditNote.objects.using(using).get(invoice=invoice), False
+    slot = slot_of(invoice)
+    unsent = outbox.cancel(slot.document(invoice.version), using=using)
+    Invoice.objects.using(using).filter(pk=invoice.pk).update(
+        status=Invoice.Status.VOID, voided_at=Now(), void_reason=reason
+    )
+    UsageEvent.objects.using(using).filter(invoice=invoice).update(invoice=None)
+    note = CreditNote(
+        invoice=invoice,
+        customer_id=invoice.customer_id,
+        series=conf.CREDIT_SERIES,
+        number=numbering.take_number(conf.CREDIT_SERIES, using=using),
+        issued_at=Now(),
+        net_minor=invoice.net_minor,
+        tax_minor=invoice.tax_minor,
+        gross_minor=invoice.gross_minor,
+        reason=reason,
+    )
+    note.save(using=using, force_insert=True)
+    note.refresh_from_db(using=using, fields=["issued_at"])
+    if not unsent:
+        key = f"credit:{slot}:v{invoice.version}"
+        outbox.publish("email", email.credit_email(note, invoice), dedupe_key=key, using=using)
+    return note, True

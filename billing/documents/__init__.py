@@ -1,0 +1,1 @@
+"""What a customer gets to read, made from stored rows only."""

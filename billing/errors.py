@@ -1,0 +1,118 @@
+"""Why a customer could not be invoiced, one class per cause; the sentence is what the item's reason shows."""
+
+from datetime import timedelta
+
+
+class BillingError(Exception):
+    """Base of what this app raises about one customer's invoice."""
+
+
+class NeedsPerson(BillingError):
+    """Trying again cannot help: the item is parked until somebody has done what the sentence says."""
+
+
+class TryAgain(BillingError):
+    """It may well work later: the item has failed for now and is enqueued again, not before `retry_after`."""
+
+    retry_after: timedelta | None = None
+
+
+class UnpricedUsage(NeedsPerson):
+    """Some usage has no price at its time."""
+
+    def __init__(self, metric: str, currency: str, count: int) -> None:
+        self.metric = metric
+        self.currency = currency
+        self.count = count
+        super().__init__(
+            f"{count} usage events of {metric!r} have no price in {currency}; import the price, then bill again"
+        )
+
+
+class OtherCurrency(NeedsPerson):
+    """Some usage arrived with amounts in a currency that is not the customer's."""
+
+    def __init__(self, currency: str, expected: str, count: int) -> None:
+        self.currency = currency
+        self.expected = expected
+        self.count = count
+        super().__init__(
+            f"{count} usage events have amounts in {currency}, the customer is invoiced in {expected}; "
+            "correct the customer's currency or the usage, then bill again"
+        )
+
+
+class NegativeTotal(NeedsPerson):
+    """Credits exceed charges, and an invoice cannot be negative."""
+
+    def __init__(self, total: str) -> None:
+        self.total = total
+        super().__init__(f"the usage adds up to {total}, and an invoice cannot be negative; grant a credit by hand")
+
+
+class PeriodOverlaps(NeedsPerson):
+    """Another live invoice of the customer covers part of the period."""
+
+    def __init__(self, period: str, other: str, other_period: str) -> None:
+        self.period = period
+        self.other = other
+        self.other_period = other_period
+        super().__init__(
+            f"{period} overlaps {other_period}, which invoice {other} covers; void that invoice or bill the rest"
+        )
+
+
+class Unmailable(NeedsPerson):
+    """No email can be made for the customer, so the invoice is not issued either."""
+
+    def __init__(self, address: str, cause: str) -> None:
+        self.address = address
+        super().__init__(f"no email can be sent to {address!r} ({cause}); correct the customer, then bill again")
+
+
+class TaxRejected(NeedsPerson):
+    """The tax service will not answer this question however often it is asked."""
+
+    def __init__(self, document: str, status: int, answer: str) -> None:
+        self.document = document
+        self.status = status
+        self.answer = answer
+        super().__init__(
+            f"the tax service rejects {document} ({status}: {answer}); correct the customer or price, then bill again"
+        )
+
+
+class TaxUnavailable(TryAgain):
+    """The tax service was not reached, or said that it cannot answer now."""
+
+    def __init__(self, document: str, cause: str, *, retry_after: timedelta | None = None) -> None:
+        self.document = document
+        self.cause = cause
+        self.retry_after = retry_after
+        super().__init__(f"the tax service is not available ({cause}); it will be asked again")
+
+
+class TaxUnknown(TryAgain):
+    """The question was sent and no answer came; asked again under the same document it means the same."""
+
+    def __init__(self, document: str, cause: str) -> None:
+        self.document = document
+        self.cause = cause
+        super().__init__(f"the tax service did not answer ({cause}); it will be asked again about the same document")
+
+
+class TaxAnswerInvalid(BillingError):
+    """The answer leaves out a line or is no tax rate; nothing is assumed in its place."""
+
+    def __init__(self, document: str, detail: str) -> None:
+        self.document = document
+        self.detail = detail
+        super().__init__(f"the tax service answered {document} wrongly: {detail}")
+
+
+class UsageKeepsChanging(TryAgain):
+    """The usage of the period was different at every attempt to issue it."""
+
+    def __init__(self, attempts: int) -> None:
+        self.attempts = attempts
+        super().__init__(f"the usage changed during each of {attempts} attempts; it will be tried again")

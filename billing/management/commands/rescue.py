@@ -1,0 +1,71 @@
+"""`manage.py rescue --once|--watch`"""
+
+import argparse
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import DatabaseError, close_old_connections
+from redis.exceptions import RedisError
+
+from billing import rescuer
+
+EPILOG = """\
+Items whose job began and ended without an outcome (a killed worker) are enqueued as soon as their lease is gone; items
+that nobody began are when nothing else begins either (the queue was lost). Run one or more; a message too many is
+harmless.
+
+examples:
+  manage.py rescue --watch
+  manage.py rescue --once
+
+exit codes: 0 done, or stopped by SIGTERM or Ctrl-C; 1 with --once: Redis or the database does not answer; 2 wrong usage
+"""
+
+
+class Command(BaseCommand):
+    help = "Enqueue again the items that the broker or a killed worker lost."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.formatter_class = argparse.RawDescriptionHelpFormatter
+        parser.epilog = EPILOG
+        mode = parser.add_mutually_exclusive_group(required=True)
+        mode.add_argument("--once", action="store_true", help="one pass")
+        mode.add_argument("--watch", action="store_true", help="a pass every --interval, until stopped")
+        parser.add_argument("--interval", type=float, metavar="SECONDS", default=2.0, help="default: %(default)s")
+
+    def handle(self, **options: Any) -> None:
+        if options["once"]:
+            try:
+                self._pass()
+            except (RedisError, DatabaseError) as error:
+                raise CommandError(f"The pass could not be finished: {error}") from error
+            return
+        stop = stop_event()
+        while not stop.is_set():
+            close_old_connections()
+            try:
+                self._pass()
+            except (RedisError, DatabaseError) as error:
+                self.stderr.write(f"The pass could not be finished and is done again: {error}")
+            stop.wait(options["interval"])
+
+    def _pass(self) -> None:
+        rescued = rescuer.rescue()
+        if rescued:
+            self.stdout.write(f"enqueued again: {rescued.abandoned} abandoned, {rescued.stalled} stalled")
+
+
+def stop_event() -> threading.Event:
+    """Return an event that the first SIGTERM or Ctrl-C sets; the second one ends the process as it always does."""
+    stop = threading.Event()
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        stop.set()
+
+    signal.signal(signal.SIGTERM, handler)
+    signal.signal(signal.SIGINT, handler)
+    return stop

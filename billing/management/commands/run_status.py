@@ -1,0 +1,38 @@
+"""`manage.py run_status [RUN]`"""
+
+import argparse
+import json
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from billing.models import Run
+from billing.status import status
+
+EPILOG = """\
+examples:
+  manage.py run_status
+  manage.py run_status 42 --json
+
+exit codes: 0 shown; 1 there is no such run; 2 wrong usage
+"""
+
+
+class Command(BaseCommand):
+    help = "Show how far a billing run is, what it invoiced, and who needs a person."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.formatter_class = argparse.RawDescriptionHelpFormatter
+        parser.epilog = EPILOG
+        parser.add_argument("run", metavar="RUN", nargs="?", type=int, help="its number (default: the latest)")
+        parser.add_argument("--json", action="store_true", help="print one JSON object")
+        parser.add_argument("--limit", type=int, default=20, help="show so many items that failed or are parked")
+
+    def handle(self, **options: Any) -> None:
+        runs = Run.objects.order_by("-pk")
+        run = (runs.filter(pk=options["run"]) if options["run"] is not None else runs).first()
+        if run is None:
+            number = options["run"]
+            raise CommandError("There is no run yet." if number is None else f"There is no run {number}.")
+        result = status(run, shown=options["limit"])
+        self.stdout.write(json.dumps(result.as_json()) if options["json"] else "\n".join(result.lines()))

@@ -1,0 +1,150 @@
+"""Runs and items: who is to be invoiced for a period, and what became of each."""
+
+import logging
+from collections.abc import Collection
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db import connections, router, transaction
+from django.db.models import Max
+from django.db.models.functions import Now
+
+from billing.conf import conf
+from billing.models import Customer, Item, Run
+from billing.outcomes import Outcome
+from billing.periods import Period
+from billing.slots import Slot, as_dates
+from billing.transactions import under
+from leases import Lease
+
+logger = logging.getLogger("billing.runs")
+
+# Everybody active, and whoever is closed but has usage left. The widest zones are 14 and 12 hours from UTC, so a day on
+# both sides is more than enough; the customer's own zone decides when it is rated.
+_WHO = """
+SELECT c.id FROM billing_customer c
+ WHERE (%(everybody)s AND (c.status = 'active' OR EXISTS (
+          SELECT FROM billing_usageevent u
+           WHERE u.customer_id = c.id AND u.invoice_id IS NULL
+             AND u.occurred_at >= %(first)s::date - 1 AND u.occurred_at < %(end)s::date + 1)))
+    OR c.code = ANY(%(codes)s)
+ ORDER BY c.id
+"""
+
+_PLAN = f"""
+INSERT INTO billing_item (run_id, customer_id, outcome, reason, attempts, rescues)
+SELECT %(run)s, who.id, '', '', 0, 0 FROM ({_WHO}) who
+"""  # noqa: S608 - constants only
+
+_BEGIN = """
+WITH begun AS (
+  UPDATE billing_item i
+     SET started_at = clock_timestamp(), attempts = i.attempts + 1
+    FROM billing_run r
+   WHERE r.id = i.run_id AND i.customer_id = %(customer_id)s AND r.period = %(period)s AND i.outcome IN ('', 'failed')
+  RETURNING r.cutoff_at, i.attempts)
+SELECT coalesce(max(cutoff_at), clock_timestamp()), coalesce(max(attempts), 1) FROM begun
+"""
+
+
+class UnknownCustomers(Exception):
+    """A run was asked for customers that do not exist; nothing was planned."""
+
+    def __init__(self, codes: Collection[str]) -> None:
+        self.codes = sorted(codes)
+        super().__init__(f"no customer has the code {', '.join(map(repr, self.codes))}; nothing was planned")
+
+
+def plan(period: Period, *, codes: Collection[str] = ()) -> Run:
+    """Make a run over `period` with one open item per customer, all or those of `codes`.
+
+    The cutoff is now, by the database's clock: usage received later is left for another invoice. Raises
+    UnknownCustomers.
+    """
+    using = router.db_for_write(Run)
+    _check_known(codes)
+    with transaction.atomic(using), connections[using].cursor() as cursor:
+        run = Run.objects.using(using).create(period=as_dates(period), cutoff_at=Now())
+        cursor.execute(_PLAN, {"run": run.pk, **_who(period, codes)})
+        run.refresh_from_db()
+    return run
+
+
+def planned_customers(period: Period, *, codes: Collection[str] = ()) -> list[int]:
+    """Return the ids of the customers that `plan()` would make items for; raises UnknownCustomers."""
+    _check_known(codes)
+    with connections[router.db_for_write(Run)].cursor() as cursor:
+        cursor.execute(_WHO, _who(period, codes))
+        return [pk for (pk,) in cursor.fetchall()]
+
+
+def _who(period: Period, codes: Collection[str]) -> dict[str, Any]:
+    return {"everybody": not codes, "codes": list(codes), "first": period.first, "end": period.end}
+
+
+def _check_known(codes: Collection[str]) -> None:
+    if missing := set(codes) - set(Customer.objects.filter(code__in=codes).values_list("code", flat=True)):
+        raise UnknownCustomers(missing)
+
+
+def begin(lease: Lease, slot: Slot) -> tuple[datetime, int]:
+    """Note that an attempt began on the slot's open items; return the newest run's cutoff and the attempt's number.
+
+    Without an open item (a single invoice, a repeated broker message) the cutoff is now.
+    """
+
+    def work() -> tuple[datetime, int]:
+        with connections[lease.using].cursor() as cursor:
+            cursor.execute(_BEGIN, {"customer_id": slot.customer_id, "period": slot.dates})
+            cutoff_at, attempts = cursor.fetchone()
+            return cutoff_at, attempts
+
+    return under(lease, work)
+
+
+def conclude(lease: Lease, slot: Slot, outcome: Outcome) -> Outcome:
+    """Write the outcome to the slot's open items, in a transaction of its own under the lease; return it."""
+    under(lease, lambda: record(slot, outcome, using=lease.using))
+    log(slot, outcome)
+    return outcome
+
+
+def record(slot: Slot, outcome: Outcome, *, using: str) -> None:
+    """Write the outcome to the slot's open items, in the caller's transaction, which has presented the lease."""
+    open_items = Item.objects.using(using).filter(
+        customer_id=slot.customer_id, run__period=slot.dates, outcome__in=Item.OPEN
+    )
+    open_items.update(
+        outcome=outcome.kind,
+        reason=outcome.reason[:1000],
+        invoice_id=outcome.invoice_id,
+        concluded_at=Now(),
+        retry_at=None if outcome.retry_in is None else Now() + outcome.retry_in,
+    )
+
+
+def log(slot: Slot, outcome: Outcome) -> None:
+    """Say what became of the slot, once it is committed."""
+    level = logging.WARNING if outcome.kind in (Item.Outcome.FAILED, Item.Outcome.PARKED) else logging.INFO
+    logger.log(
+        level,
+        "%s %s: %s",
+        slot,
+        outcome.kind,
+        outcome.reason or f"invoice {outcome.invoice_id}",
+        extra={"event": "item.outcome", "slot": str(slot), "outcome": outcome.kind.value, "reason": outcome.reason},
+    )
+
+
+def attempts(slot: Slot, *, using: str) -> int:
+    """Return how often the slot's open items were attempted; 0 if it has none."""
+    open_items = Item.objects.using(using).filter(
+        customer_id=slot.customer_id, run__period=slot.dates, outcome__in=Item.OPEN
+    )
+    return int(open_items.aggregate(most=Max("attempts"))["most"] or 0)
+
+
+def retry_delay(attempt: int) -> timedelta:
+    """Return how long a failed item waits before its next attempt: doubled each time, up to the maximum."""
+    delay: timedelta = min(conf.RETRY_DELAY * 2 ** min(attempt - 1, 20), conf.MAX_RETRY_DELAY)
+    return delay

@@ -1,0 +1,121 @@
+"""How far a run is: counts per outcome, what needs a person, and what was invoiced."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from django.db.models import Count, Q, Sum
+
+from billing import money
+from billing.models import Item, Run
+from billing.slots import as_period
+
+SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """An item that failed or is parked, and why."""
+
+    customer: str
+    outcome: str
+    reason: str
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class CurrencyTotal:
+    """What the run issued in one currency."""
+
+    currency: str
+    invoices: int
+    net_minor: int
+    tax_minor: int
+    gross_minor: int
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """A run at one moment; `open` counts items without an outcome, `failed` those that will be tried again."""
+
+    run: int
+    period: str
+    counts: dict[str, int]
+    attention: list[Attention]
+    totals: list[CurrencyTotal]
+
+    @property
+    def items(self) -> int:
+        return sum(self.counts.values())
+
+    @property
+    def left(self) -> int:
+        """How many items have no final outcome yet."""
+        return self.counts["open"] + self.counts[Item.Outcome.FAILED]
+
+    @property
+    def parked(self) -> int:
+        return self.counts[Item.Outcome.PARKED]
+
+    def __str__(self) -> str:
+        counts = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in self.counts.items() if count)
+        return f"run {self.run}, {self.period}: {self.items} customers: {counts or 'nobody'}"
+
+    def lines(self) -> Iterator[str]:
+        """Yield the report for people."""
+        yield str(self)
+        for total in self.totals:
+            amounts = (total.net_minor, total.tax_minor, total.gross_minor)
+            net, tax, gross = (money.format_minor(amount, total.currency) for amount in amounts)
+            yield f"  {total.invoices} invoices: net {net}, tax {tax}, gross {gross}"
+        for item in self.attention:
+            yield f"  {item.customer} {item.outcome} (attempt {item.attempts}): {item.reason}"
+        hidden = self.parked + self.counts[Item.Outcome.FAILED] - len(self.attention)
+        if hidden > 0:
+            yield f"  and {hidden} more"
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "run": self.run,
+            "period": self.period,
+            "items": self.items,
+            "left": self.left,
+            "outcomes": self.counts,
+            "totals": [{name: getattr(total, name) for name in CurrencyTotal.__slots__} for total in self.totals],
+            "attention": [{name: getattr(item, name) for name in Attention.__slots__} for item in self.attention],
+        }
+
+
+def status(run: Run, *, shown: int = SHOWN) -> Status:
+    """Return where the run stands, with up to `shown` of the items that failed or are parked, parked ones first."""
+    items = Item.objects.filter(run=run)
+    troubled = items.filter(outcome__in=[Item.Outcome.PARKED, Item.Outcome.FAILED]).order_by("-outcome", "pk")
+    totals = (
+        items.filter(outcome=Item.Outcome.ISSUED)
+        .values_list("invoice__currency")
+        .annotate(
+            count=Count("pk"),
+            net=Sum("invoice__net_minor"),
+            tax=Sum("invoice__tax_minor"),
+            gross=Sum("invoice__gross_minor"),
+        )
+        .order_by("invoice__currency")
+    )
+    return Status(
+        run=run.pk,
+        period=str(as_period(run.period)),
+        counts=counts(run),
+        attention=[
+            Attention(*row) for row in troubled.values_list("customer__code", "outcome", "reason", "attempts")[:shown]
+        ],
+        totals=[CurrencyTotal(str(row[0]), row[1], *map(int, row[2:])) for row in totals],
+    )
+
+
+def counts(run: Run) -> dict[str, int]:
+    """Return how many items have each outcome, and as `open` how many have none."""
+    found: dict[str, int] = Item.objects.filter(run=run).aggregate(
+        open=Count("pk", filter=Q(outcome="")),
+        **{outcome.value: Count("pk", filter=Q(outcome=outcome)) for outcome in Item.Outcome},
+    )
+    return found
