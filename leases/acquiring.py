@@ -11,7 +11,7 @@ from datetime import timedelta
 from django.db import DatabaseError
 from redis.exceptions import RedisError
 
-from leases import blockers, fence, incidents, redis_store
+from leases import blockers, fence, forgetting, incidents, redis_store
 from leases.clock import boottime
 from leases.conf import conf
 from leases.errors import (
@@ -130,8 +130,10 @@ def _register(resource: str, *, holder: str, token: int, ttl: timedelta, using: 
         process=ProcessIdentity.own(),
         thread=threading.current_thread().name,
     )
+    limit_ms = fence.limit_ms(registration.ttl_ms)
     fence.reopen_if_closed(using)
     try:
+        forgetting.verify(using)
         return fence.register(registration, lock_timeout_ms=blockers.PATIENCE_MS, using=using)
     except DatabaseError as error:
         blocked = fence.sqlstate(error) == fence.LOCK_NOT_AVAILABLE
@@ -139,7 +141,7 @@ def _register(resource: str, *, holder: str, token: int, ttl: timedelta, using: 
     # registered twice, the token is found as our own.
     try:
         fence.reopen_if_closed(using)
-        limit_ms = fence.limit_ms(registration.ttl_ms)
+        forgetting.verify(using)
         with blockers.being_cleared(using) if blocked else nullcontext():
             return fence.register(registration, lock_timeout_ms=limit_ms + 500, using=using)
     except DatabaseError as error:

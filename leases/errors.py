@@ -38,6 +38,25 @@ class LeaseUnavailable(LeaseError):
         super().__init__(f"{resource} could not be leased: {reason}. Nothing is held; try again later.")
 
 
+class DatabaseForgot(LeaseUnavailable):
+    """The database is not the one that made the promises, so fences may be lost; a person has to say how to go on."""
+
+    def __init__(self, *, using: str, stored: tuple[str, int], found: tuple[str, int]) -> None:
+        self.using = using
+        self.stored = stored
+        self.found = found
+        self.resource = ""
+        self.reason = (
+            f"Database {using!r} is now system {found[0]} on timeline {found[1]}, it was {stored[0]} on {stored[1]}: "
+            "a replica was promoted or a backup restored, and fences may be lost"
+        )
+        LeaseError.__init__(
+            self,
+            f"{self.reason}. Nothing is leased until `manage.py leases after_failover` has raised every fence "
+            "(with --nothing-lost if the standby was synchronous).",
+        )
+
+
 class LeaseCorrupt(LeaseError):
     """The key of a resource holds something that no lease ever wrote; a person has to look."""
 

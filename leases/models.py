@@ -96,3 +96,18 @@ class Incident(models.Model):
 
     def __str__(self) -> str:
         return f"{self.resource} under {self.token}: {self.get_detector_display()}"
+
+
+class DatabaseIdentity(models.Model):
+    """Which database made the promises; one row."""
+
+    system_identifier = models.CharField(max_length=32)
+    timeline = models.BigIntegerField()
+    stored_at = models.DateTimeField(help_text="Database time when it was accepted.")
+
+    class Meta:
+        verbose_name_plural = "database identity"
+        constraints = [models.CheckConstraint(condition=models.Q(id=1), name="leases_one_database_identity")]
+
+    def __str__(self) -> str:
+        return f"{self.system_identifier} on timeline {self.timeline}"
