@@ -164,6 +164,11 @@ SERVER_EMAIL = DEFAULT_FROM_EMAIL
 # Billing
 
 BILLING_TAX_URL = env.str("BILLING_TAX_URL", default="http://127.0.0.1:8899")
+BILLING_TAX_TIMEOUT = seconds("BILLING_TAX_TIMEOUT_SECONDS", min(15.0, LEASES_TTL.total_seconds() / 4))
+BILLING_TAX_LINES_PER_REQUEST = env.int("BILLING_TAX_LINES_PER_REQUEST", default=100)
+BILLING_SERIES = env.str("BILLING_SERIES", default="INV")
+BILLING_CREDIT_SERIES = env.str("BILLING_CREDIT_SERIES", default="CN")
+BILLING_EMAIL_FROM = env.str("BILLING_EMAIL_FROM", default="")
 
 # Logging
 
@@ -179,7 +184,7 @@ LOGGING = {
     },
     "root": {"handlers": ["stderr"], "level": LOG_LEVEL},
     # What Django logs goes the same way, once.
-    "loggers": {"django": {"handlers": [], "propagate": True}},
+    "loggers": {"django": {"handlers": [], "propagate": True}, "httpx": {"level": "WARNING"}},
 }
 # Django would add its own handlers first, among them one that mails whenever a request fails.
 LOGGING_CONFIG = "logging.config.dictConfig"

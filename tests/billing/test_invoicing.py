@@ -1,0 +1,286 @@
+from datetime import timedelta
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from django.db import DatabaseError, IntegrityError, connection, transaction
+from django.utils import timezone
+
+import outbox
+from billing import runs
+from billing import tax as tax_client
+from billing.invoicing import invoice
+from billing.models import Customer, Invoice, InvoiceLine, Item, Price, Series, UsageEvent
+from billing.outcomes import Outcome
+from billing.periods import Period
+from leases import current_lease, hold
+from leases.errors import NotHeld
+from outbox.models import Message
+from tests.billing.conftest import TaxService
+from tests.billing.making import make_customer, make_price, make_usage
+
+MAY = Period.parse("2026-05")
+
+pytestmark = pytest.mark.usefixtures("tax")
+
+
+@pytest.fixture
+def customer(tax: TaxService) -> Customer:
+    customer = make_customer("C1", timezone="Europe/Berlin")
+    make_price("hours", "0.105")
+    make_usage(customer, "1", "10", subject="vm-1")
+    make_usage(customer, "2", "33", subject="vm-2")
+    return customer
+
+
+def mail() -> str:
+    """Return the one mail that waits to be sent, as it will be."""
+    payload: Any = Message.objects.get().payload
+    return str(payload["raw"])
+
+
+def sqlstate(error: DatabaseError) -> str:
+    return str(getattr(error.__cause__, "sqlstate", ""))
+
+
+def test_invoice_comes_whole(customer: Customer) -> None:
+    outcome = invoice(customer.pk, MAY)
+    made = Invoice.objects.get()
+    assert outcome == Outcome.issued(made.pk)
+    assert made.reference == "INV-000001"
+    assert (made.net_minor, made.tax_minor, made.gross_minor) == (105 + 347, 86, 538)
+    assert made.taxes == [{"category": "standard", "rate": "0.19", "base_minor": 452, "tax_minor": 86}]
+    assert (made.currency, made.exponent, made.usage_count) == ("EUR", 2, 2)
+    assert made.starts_at.isoformat() == "2026-04-30T22:00:00+00:00"
+    assert made.customer_snapshot["name"] == "C1 Ltd"
+    assert list(made.lines.order_by("position").values_list("subject", "net_minor", "tax_rate", "token")) == [
+        ("vm-1", 105, Decimal("0.19"), made.token),
+        ("vm-2", 347, Decimal("0.19"), made.token),
+    ]
+    assert not UsageEvent.objects.exclude(invoice=made).exists()
+
+
+def test_email_is_a_row_of_the_same_commit(customer: Customer) -> None:
+    invoice(customer.pk, MAY)
+    message = Message.objects.get()
+    assert (message.channel, message.dedupe_key) == ("email", f"invoice:{customer.pk}:usage:2026-05:v1")
+    for part in (
+        "To: c1@example.com",
+        "Subject: Invoice INV-000001: EUR 5.38",
+        "for the period 2026-05",
+        "hours (2 lines)                                      EUR 4.52",
+        "Tax 19 % on EUR 4.52                                 EUR 0.86",
+        "Total                                                EUR 5.38",
+    ):
+        assert part in mail()
+
+
+@pytest.mark.parametrize(("currency", "total"), [("JPY", "JPY 6"), ("KWD", "KWD 5.373"), ("USD", "USD 5.38")])
+def test_email_shows_the_currencys_own_decimals(tax: TaxService, currency: str, total: str) -> None:
+    # billing 77, 78
+    customer = make_customer(currency=currency)
+    make_usage(customer, "1", amount="4.515")
+    invoice(customer.pk, MAY)
+    assert f"Subject: Invoice INV-000001: {total}" in mail()
+
+
+def test_second_call_finds_the_first_invoice(customer: Customer) -> None:
+    first = invoice(customer.pk, MAY)
+    make_usage(customer, "late")
+    assert invoice(customer.pk, MAY) == Outcome.already_invoiced(first.invoice_id or 0)
+    assert (Invoice.objects.count(), Message.objects.count()) == (1, 1)
+    assert UsageEvent.objects.get(invoice=None).key == "late"
+
+
+def test_nothing_to_invoice_is_skipped_with_its_reason(tax: TaxService) -> None:
+    # billing 93: no usage and usage of nothing are two things
+    idle, free = make_customer("idle"), make_customer("free")
+    make_usage(free, "1", amount="0.004")
+    assert invoice(idle.pk, MAY) == Outcome.skipped("no usage")
+    assert invoice(free.pk, MAY) == Outcome.skipped("the usage adds up to zero")
+    assert not tax.requests()
+    assert not Invoice.objects.exists()
+
+
+def test_outcome_is_written_to_the_items_of_every_open_run(customer: Customer) -> None:
+    first, second = runs.plan(MAY), runs.plan(MAY)
+    other = runs.plan(Period.parse("2026-06"))
+    outcome = invoice(customer.pk, MAY)
+    items = Item.objects.filter(run__in=[first, second])
+    assert set(items.values_list("outcome", "invoice", "attempts")) == {("issued", outcome.invoice_id, 1)}
+    assert Item.objects.get(run=other).outcome == ""
+
+
+def test_usage_that_changes_while_taxed_is_rated_again(customer: Customer, monkeypatch: pytest.MonkeyPatch) -> None:
+    cutoff_at = timezone.now() + timedelta(minutes=1)
+    monkeypatch.setattr(runs, "begin", lambda lease, slot: (cutoff_at, 1))
+    ask = tax_client.rates
+
+    def rates(*arguments: Any) -> dict[int, Decimal]:
+        if not UsageEvent.objects.filter(key="meanwhile").exists():
+            make_usage(customer, "meanwhile", "7", subject="vm-3")
+        return ask(*arguments)
+
+    monkeypatch.setattr(tax_client, "rates", rates)
+    invoice(customer.pk, MAY)
+    made = Invoice.objects.get()
+    assert made.usage_count == 3 == made.lines.count()
+    assert made.net_minor == 105 + 347 + 74
+    assert Series.objects.get().next_number == 2
+
+
+def test_usage_that_never_rests_fails_for_now(customer: Customer, monkeypatch: pytest.MonkeyPatch) -> None:
+    cutoff_at = timezone.now() + timedelta(minutes=1)
+    monkeypatch.setattr(runs, "begin", lambda lease, slot: (cutoff_at, 1))
+    ask = tax_client.rates
+
+    def rates(*arguments: Any) -> dict[int, Decimal]:
+        make_usage(customer, f"meanwhile-{UsageEvent.objects.count()}")
+        return ask(*arguments)
+
+    monkeypatch.setattr(tax_client, "rates", rates)
+    outcome = invoice(customer.pk, MAY)
+    assert outcome.kind == Item.Outcome.FAILED
+    assert outcome.reason == "the usage changed during each of 3 attempts; it will be tried again"
+    assert not Invoice.objects.exists()
+
+
+def test_error_at_the_last_step_leaves_nothing_and_a_retry_succeeds(
+    customer: Customer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # billing 37, 61: a half invoice is never seen, and no number is burned
+    runs.plan(MAY)
+    with monkeypatch.context() as broken:
+
+        def publish(*arguments: object, **more: object) -> None:
+            raise RuntimeError("no outbox today")
+
+        broken.setattr(outbox, "publish", publish, raising=False)
+        with pytest.raises(RuntimeError):
+            invoice(customer.pk, MAY)
+    assert not Invoice.objects.exists()
+    assert not InvoiceLine.objects.exists()
+    assert not UsageEvent.objects.exclude(invoice=None).exists()
+    assert not Series.objects.exists()
+    assert Item.objects.get().outcome == ""
+    assert invoice(customer.pk, MAY).kind == Item.Outcome.ISSUED
+    assert Invoice.objects.get().number == 1
+
+
+def test_overlapping_period_is_parked_with_both_documents_named(customer: Customer) -> None:
+    # billing 23, 24
+    invoice(customer.pk, MAY)
+    make_usage(customer, "3")
+    outcome = invoice(customer.pk, Period.parse("2026-05-10/2026-06-10"))
+    assert outcome == Outcome.parked(
+        "2026-05-10/2026-06-10 overlaps 2026-05, which invoice INV-000001 covers; void that invoice or bill the rest"
+    )
+    assert Invoice.objects.count() == 1
+
+
+def test_address_that_cannot_be_mailed_parks_the_customer(customer: Customer) -> None:
+    Customer.objects.update(email="no\nbody@example.com")
+    outcome = invoice(customer.pk, MAY)
+    assert outcome.kind == Item.Outcome.PARKED
+    assert "correct the customer, then bill again" in outcome.reason
+    assert not Invoice.objects.exists()
+
+
+def test_issuing_makes_no_network_call_inside_its_transaction(
+    customer: Customer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # billing 50
+    ask = tax_client._ask
+
+    def asked(question: dict[str, Any]) -> dict[str, str]:
+        assert not connection.in_atomic_block
+        return ask(question)
+
+    monkeypatch.setattr(tax_client, "_ask", asked)
+    assert invoice(customer.pk, MAY).kind == Item.Outcome.ISSUED
+
+
+def test_counter_is_locked_only_after_lines_and_claims(customer: Customer, monkeypatch: pytest.MonkeyPatch) -> None:
+    # billing 59: what takes long is done before the number is taken
+    statements: list[str] = []
+
+    def note(execute: Any, sql: str, *more: Any) -> Any:
+        statements.append(sql)
+        return execute(sql, *more)
+
+    with connection.execute_wrapper(note):
+        invoice(customer.pk, MAY)
+
+    def last(part: str) -> int:
+        return max(n for n, sql in enumerate(statements) if part in sql)
+
+    number = last("INSERT INTO billing_series")
+    assert last('INSERT INTO "billing_invoiceline"') < last("UPDATE billing_usageevent") < number
+    writes = [sql for sql in statements[number + 1 :] if sql.lstrip().startswith(("INSERT", "UPDATE"))]
+    assert [sql.split()[:3] for sql in writes][:1] == [["UPDATE", '"billing_invoice"', "SET"]]
+    assert sum("outbox_message" in sql for sql in statements[number + 1 :]) == 1
+
+
+# What PostgreSQL itself refuses
+
+
+def test_issued_invoice_does_not_change(customer: Customer) -> None:
+    invoice(customer.pk, MAY)
+    made = Invoice.objects.get()
+    for statement in (
+        "UPDATE billing_invoice SET gross_minor = gross_minor + 1, net_minor = net_minor + 1",
+        "UPDATE billing_invoice SET number = 7",
+        "UPDATE billing_invoice SET customer_snapshot = '{}'",
+        "UPDATE billing_invoice SET status = 'void', voided_at = now(), cutoff_at = now()",
+        "DELETE FROM billing_invoice",
+        "UPDATE billing_invoiceline SET net_minor = 1",
+        "DELETE FROM billing_invoiceline",
+        "INSERT INTO billing_invoiceline (invoice_id, customer_id, position, metric, subject, quantity, net_minor, "
+        "tax_category, tax_rate, usage_count, token) "
+        f"VALUES ({made.pk}, {customer.pk}, 9, 'm', '', 1, 0, 'standard', NULL, 0, 1)",
+    ):
+        with hold(f"customer:{customer.pk}") as lease:
+            with pytest.raises(DatabaseError) as raised, lease.transaction(), connection.cursor() as cursor:
+                cursor.execute(statement)
+            assert sqlstate(raised.value) == "BI001", statement
+
+
+def test_invoice_without_number_or_with_other_lines_cannot_be_committed(customer: Customer) -> None:
+    invoice(customer.pk, MAY)
+    fields = {field.attname: getattr(Invoice.objects.get(), field.attname) for field in Invoice._meta.concrete_fields}
+    fields |= {"id": None, "period": ("2026-07-01", "2026-08-01"), "number": None, "issued_at": None}
+    for change in ({}, {"number": 99, "issued_at": timezone.now()}):
+        with hold(f"customer:{customer.pk}"), pytest.raises(DatabaseError) as raised:
+            Invoice(**{**fields, **change}).save(force_insert=True)
+        assert sqlstate(raised.value) == "BI002"
+
+
+def test_usage_cannot_be_claimed_for_another_customers_invoice(customer: Customer) -> None:
+    invoice(customer.pk, MAY)
+    other = make_customer("C2")
+    usage = make_usage(other, "x")
+    with pytest.raises(IntegrityError, match="billing_usage_invoice"):
+        UsageEvent.objects.filter(pk=usage.pk).update(invoice=Invoice.objects.get())
+
+
+def test_invoice_cannot_be_written_without_the_lease(customer: Customer) -> None:
+    invoice(customer.pk, MAY)
+    made = Invoice.objects.get()
+    with pytest.raises(NotHeld):
+        made.save()
+    with pytest.raises(NotHeld), transaction.atomic():
+        Invoice.objects.update(status="void")
+    with (
+        pytest.raises(DatabaseError, match="not presented: customer:"),
+        transaction.atomic(),
+        connection.cursor() as cursor,
+    ):
+        cursor.execute("UPDATE billing_invoice SET status = 'void', voided_at = now()")
+
+
+def test_price_that_was_used_stays_pinned_in_the_line(customer: Customer) -> None:
+    # billing 22
+    invoice(customer.pk, MAY)
+    Price.objects.update(unit_price=Decimal(9))
+    assert set(InvoiceLine.objects.values_list("unit_price", flat=True)) == {Decimal("0.105")}
+    assert current_lease() is None

@@ -1,0 +1,88 @@
+import threading
+from collections import Counter
+
+import pytest
+from django.db import connection, transaction
+
+from billing.invoicing import invoice
+from billing.models import Invoice, Series
+from billing.numbering import take_number
+from billing.periods import Period
+from tests.billing.at_once import at_once
+from tests.billing.conftest import TaxService
+from tests.billing.making import make_customer, make_usage
+
+THREADS = 8
+EACH = 125
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+class Broken(Exception):
+    pass
+
+
+def test_numbers_of_eight_threads_have_no_gap_and_no_repeat_though_every_third_rolls_back() -> None:
+    # billing 51-58, 61
+    def work(thread: int) -> list[int]:
+        kept = []
+        for n in range(EACH):
+            try:
+                with transaction.atomic():
+                    number = take_number("A", using="default")
+                    if (thread + n) % 3 == 0:
+                        raise Broken
+            except Broken:
+                continue
+            kept.append(number)
+        return kept
+
+    numbers = [number for kept in at_once(THREADS, work) for number in kept]
+    assert sorted(numbers) == list(range(1, len(numbers) + 1))
+    assert THREADS * EACH / 2 < len(numbers) < THREADS * EACH
+    assert Series.objects.get().next_number == len(numbers) + 1
+
+
+def test_series_do_not_wait_for_each_other() -> None:
+    with transaction.atomic():
+        assert take_number("A", using="default") == 1
+        assert at_once(1, lambda _: take_number("B", using="default")) == [1]
+
+
+def test_numbers_read_as_maximum_plus_one_repeat() -> None:
+    """Red: how most of the public bugs number (billing 51-55)."""
+    everybody = threading.Barrier(THREADS)
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE TABLE naive_number (number bigint)")
+    try:
+
+        def naive(_: int) -> int:
+            with transaction.atomic(), connection.cursor() as cursor:
+                cursor.execute("SELECT coalesce(max(number), 0) + 1 FROM naive_number")
+                number = int(cursor.fetchone()[0])
+                everybody.wait(30)
+                cursor.execute("INSERT INTO naive_number VALUES (%s)", [number])
+                return number
+
+        assert Counter(at_once(THREADS, naive)) == {1: THREADS}
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("DROP TABLE naive_number")
+
+
+def test_invoices_issued_at_once_are_numbered_in_the_order_of_their_dates(tax: TaxService) -> None:
+    # billing 54, 63: two runs at the same time over many customers
+    customers = [make_customer(f"C{n}") for n in range(THREADS * 5)]
+    for customer in customers:
+        make_usage(customer, customer.code, amount="1.00")
+
+    def work(thread: int) -> None:
+        for customer in customers[thread::THREADS]:
+            invoice(customer.pk, Period.parse("2026-05"))
+
+    at_once(THREADS, work)
+    issued = list(Invoice.objects.order_by("number").values_list("number", "issued_at"))
+    assert [number for number, _ in issued] == list(range(1, len(customers) + 1))
+    dates = [at for _, at in issued if at]
+    assert dates == sorted(dates)
+    assert len(dates) == len(customers)
