@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 if TYPE_CHECKING:
     from leases.lease import Lease
@@ -30,14 +31,16 @@ class Job:
     def __init__(self) -> None:
         self._guard = threading.Lock()
         self._running: set[Lease] = set()
-        self._connections = {alias: connections[alias] for alias in connections}
+        self._connections: dict[str, BaseDatabaseWrapper] = {}
         self._committing = 0
         self._shields = 0
         self._interrupt: Callable[[], None] | None = None
 
     def started(self, lease: "Lease") -> None:
+        """Have the loss of `lease` stop this thread; called in the thread itself, whose connection is meant."""
         with self._guard:
             self._running.add(lease)
+            self._connections[lease.using] = connections[lease.using]
 
     def ended(self, lease: "Lease") -> None:
         """Have nothing of `lease` stop this thread any more; waits for a stop that is under way."""

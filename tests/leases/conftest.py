@@ -30,7 +30,7 @@ def resource(account: Account) -> str:
     return f"account:{account.pk}"
 
 
-def steal(resource: str, *, ttl_ms: int = 60_000) -> int:
+def steal(resource: str, *, ttl_ms: int = 60_000, using: str = "default") -> int:
     """Take a resource as another process would after the lease expired: a new key and a newer fence."""
     from leases import fence
     from leases.process import ProcessIdentity
@@ -38,7 +38,7 @@ def steal(resource: str, *, ttl_ms: int = 60_000) -> int:
 
     get_redis_connection("leases").delete(key_of(resource))
     holder = "f" * 32
-    floor = (fence.current(resource, using="default") or 0) + 1
+    floor = (fence.current(resource, using=using) or 0) + 1
     granted = redis_store.acquire(resource, holder=holder, ttl_ms=ttl_ms, floor=floor)
     assert isinstance(granted, redis_store.Granted)
     registration = fence.Registration(
@@ -49,5 +49,5 @@ def steal(resource: str, *, ttl_ms: int = 60_000) -> int:
         process=ProcessIdentity("elsewhere", 1, ""),
         thread="",
     )
-    fence.register(registration, lock_timeout_ms=10_000, using="default")
+    fence.register(registration, lock_timeout_ms=10_000, using=using)
     return granted.token
