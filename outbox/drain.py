@@ -151,7 +151,7 @@ class Drainer:
 
     def _wait(self) -> float:
         """Seconds until something is to be done without being told."""
-        if self._done():
+        if self._done() or any(lane.has_news for lane in self._lanes):
             return 0.0
         now = time.monotonic()
         waits = [self._next_sweep - now]

@@ -67,6 +67,11 @@ class Lane:
         return bool(self._waiting or self._in_hand or self._answered or self._returning)
 
     @property
+    def has_news(self) -> bool:
+        """Whether there is something the database should hear at once."""
+        return bool(self._answered or self._returning)
+
+    @property
     def empty(self) -> bool:
         """Whether its last claim found less than it asked for."""
         return self._next_claim > 0

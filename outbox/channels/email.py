@@ -83,7 +83,8 @@ class StoredEmail(mail.EmailMultiAlternatives):
     """A rendered mail as other backends want it: what they render themselves has the stored Message-ID and Date."""
 
     def __init__(self, stored: Mail) -> None:
-        self._stored = email.message_from_string(stored["raw"], policy=email.policy.SMTP)
+        self._stored: Any = email.message_from_string(stored["raw"], _class=_Verbatim, policy=email.policy.SMTP)
+        self._stored.raw = stored["raw"]
         headers = {name: str(value) for name, value in self._stored.items()}
         plain = self._stored.get_body(("plain",))
         html = self._stored.get_body(("html",))
@@ -120,6 +121,18 @@ class StoredEmail(mail.EmailMultiAlternatives):
     def message(self, *args: Any, **kwargs: Any) -> Any:
         """The stored mail itself, for backends that hand over what message() gives."""
         return self._stored
+
+
+class _Verbatim(email.message.EmailMessage):
+    """A parsed mail that gives the text it was parsed from, not another rendering of it."""
+
+    raw = ""
+
+    def as_string(self, *args: Any, linesep: str = "\r\n", **kwargs: Any) -> str:
+        return self.raw.replace("\r\n", linesep)
+
+    def as_bytes(self, *args: Any, linesep: str = "\r\n", **kwargs: Any) -> bytes:
+        return self.as_string(linesep=linesep).encode("ascii")
 
 
 def _addresses(header: Any) -> tuple[Any, ...]:

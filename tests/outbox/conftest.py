@@ -1,8 +1,10 @@
 """What the outbox tests share: a mail server, and a drainer in this process."""
 
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -75,3 +77,46 @@ def _no_threads_left() -> Iterator[None]:
     yield
     left = [t for t in threading.enumerate() if t not in before and t.name.startswith("outbox-")]
     assert not left, f"threads left running: {left}"
+
+
+class OnEvent(logging.Handler):
+    """Calls `function` when the step `event` passes for the `nth` time, in the thread that passes it."""
+
+    def __init__(self, event: str, function: Callable[[], object], nth: int = 1) -> None:
+        super().__init__()
+        self._event, self._function, self._left = event, function, nth
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if getattr(record, "event", None) == self._event:
+            self._left -= 1
+            if self._left == 0:
+                self._function()
+
+
+@pytest.fixture
+def on_event() -> Iterator[Callable[..., None]]:
+    """Do something at a step of the drainer in this process."""
+    logger = logging.getLogger("outbox")
+    level, handlers = logger.level, []
+
+    def on_event(event: str, function: Callable[[], object], nth: int = 1) -> None:
+        handlers.append(OnEvent(event, function, nth))
+        logger.addHandler(handlers[-1])
+
+    logger.setLevel(logging.INFO)
+    yield on_event
+    logger.setLevel(level)
+    for handler in handlers:
+        logger.removeHandler(handler)
+
+
+@pytest.fixture
+def drainer_env(mail_server: MailServer, tmp_path: Path) -> dict[str, str]:
+    """The environment of a drainer under test in its own process."""
+    return {
+        "DJANGO_SETTINGS_MODULE": "tests.outbox.settings",
+        "EMAIL_HOST": "127.0.0.1",
+        "EMAIL_PORT": str(mail_server.port),
+        "FAULT_MARKER": str(tmp_path / "marker"),
+        "OUTBOX_TEST_RECORD": str(tmp_path / "record"),
+    }

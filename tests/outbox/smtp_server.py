@@ -19,6 +19,7 @@ MODES = {
     "drop_at_connect",
     "drop_at_mail",
     "busy_at_mail",  # 421 at MAIL
+    "slow_at_data",  # 354 comes after `server.delay`
     "drop_at_data",  # after 354, before reading
     "drop_before_dot",  # after reading some of the text
     "drop_after_dot",
@@ -124,6 +125,8 @@ class _Conversation(socketserver.StreamRequestHandler):
 
     def _on_data(self, mail_from: str, rcpt_tos: tuple[str, ...]) -> None:
         mode = self._mode(rcpt_tos)
+        if mode == "slow_at_data":
+            time.sleep(self.server.delay)
         self._say(b"354 go on")
         if mode == "drop_at_data":
             self._hang_up()

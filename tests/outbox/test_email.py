@@ -239,7 +239,9 @@ def test_other_backends_are_used_as_a_whole(backend: str, publish: Publish, drai
     assert sent.extra_headers["Message-ID"] == published["message_id"]
     assert sent.extra_headers["X-Run"] == "1"
     assert "Date" in sent.extra_headers
-    assert sent.message()["Message-ID"] == published["message_id"]
+    verbatim: Any = sent.message()
+    assert verbatim["Message-ID"] == published["message_id"]
+    assert verbatim.as_bytes(linesep="\r\n").decode("ascii") == published["raw"]
 
 
 def test_a_backend_that_raises_leaves_the_message_in_doubt(publish: Publish, drain: Drain, settings: Any) -> None:
