@@ -13,7 +13,7 @@ from psycopg import sql
 from .accounts import Account
 from .binaries import PostgresBinaries, major_version
 from .errors import StartFailed, WrongVersion
-from .processes import ServerProcess, start_detached
+from .processes import ServerProcess, began, start_detached
 from .server import Server
 
 ENVIRONMENT = {"LC_ALL": "C", "TZ": "UTC", "PATH": os.defpath}
@@ -56,6 +56,7 @@ class PostgresServer(Server):
     def prepare(self) -> None:
         if (self.data / "PG_VERSION").exists():
             self._check_version()
+            self._remove_stale_lock()
             return
         self.data.mkdir(mode=0o700, exist_ok=True)
         if self._account:
@@ -107,6 +108,21 @@ class PostgresServer(Server):
                 f"The data in {self.data} are PostgreSQL {ours}'s and {self._binaries.postgres} is {binary}: "
                 "`manage.py devservices down --purge` starts afresh."
             )
+
+    def _remove_stale_lock(self) -> None:
+        """Remove the lock file of a server that is gone, where PostgreSQL itself would take it for running.
+
+        It only asks whether there is a process of that number: a stranger may have it since a restart of the machine,
+        or it is the dead server, which in a container without an init process nobody ever collects.
+        """
+        lock = self.data / "postmaster.pid"
+        try:
+            pid = int(lock.read_text().split("\n", 1)[0])
+        except (FileNotFoundError, ValueError):
+            return
+        ours_is_gone = self.process is not None and self.process.pid == pid and not self.process.is_running()
+        if ours_is_gone or began(pid) is None:
+            lock.unlink()
 
     def _run(self, *command: str | Path) -> subprocess.CompletedProcess[str]:
         return subprocess.run(  # noqa: S603 - our own words

@@ -1,0 +1,3 @@
+from tests.project.checkouts import checkout
+
+__all__ = ["checkout"]
