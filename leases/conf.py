@@ -22,6 +22,8 @@ class Settings:
     RETRY_DELAY: timedelta = timedelta(seconds=5)
     #: The retry delay of a job that lost its lease doubles up to this.
     MAX_RETRY_DELAY: timedelta = timedelta(minutes=5)
+    #: How often the watcher looks.
+    WATCH_INTERVAL: timedelta = timedelta(milliseconds=500)
 
     def __getattribute__(self, name: str) -> Any:
         return getattr(settings, f"LEASES_{name}", object.__getattribute__(self, name))

@@ -1,26 +1,39 @@
-"""One incident per lease, whoever sees it first."""
+"""One incident per lease, whoever sees it first; one for all leases when Redis lost its memory."""
 
 import logging
 
 from django.db import connections
+from redis.exceptions import RedisError
 
+from leases import memory
+from leases.conf import conf
 from leases.models import Incident, LeaseRecord
 from leases.process import ProcessIdentity
 from leases.signals import incident_reported
 
 logger = logging.getLogger("leases")
 
+#: What is seen when a key is gone, which a Redis that lost its memory explains for all leases at once.
+_KEY_IS_GONE = {Incident.Detector.KEY_GONE, Incident.Detector.RELEASE_REFUSED, Incident.Detector.WATCHER}
+
+_END = """
+UPDATE leases_leaserecord SET ended_at = clock_timestamp(), "end" = %(end)s
+ WHERE resource = %(resource)s AND token = %(token)s AND ended_at IS NULL
+"""
+
 # A fate only ever becomes better known: `running` is seen, `crashed` is concluded, `unknown` is neither.
 _REPORT = """
-WITH ended AS (
-  UPDATE leases_leaserecord SET ended_at = clock_timestamp(), "end" = %(end)s
-   WHERE resource = %(resource)s AND token = %(token)s AND ended_at IS NULL)
 INSERT INTO leases_incident AS i (resource, token, holder, detector, fate, host, pid, seen_at)
-VALUES (%(resource)s, %(token)s, %(holder)s, %(detector)s, %(fate)s, %(host)s, %(pid)s, clock_timestamp())
+SELECT %(resource)s, %(token)s, %(holder)s, %(detector)s, %(fate)s, %(host)s, %(pid)s, clock_timestamp()
+ WHERE {condition}
 ON CONFLICT (resource, token) DO UPDATE SET fate = excluded.fate
  WHERE i.fate <> excluded.fate AND i.fate <> 'running' AND excluded.fate <> 'unknown'
 RETURNING i.id, xmax = 0
 """
+_GOES_ON = _REPORT.format(condition="true")
+_ENDED = f"WITH ended AS ({_END}) {_GOES_ON}"
+# The watcher speaks only of what it ends itself: a holder may have released its lease since it was looked at.
+_ENDED_NOW = f"WITH ended AS ({_END} RETURNING 1) {_REPORT.format(condition='EXISTS (SELECT FROM ended)')}"
 
 
 def report(
@@ -32,44 +45,93 @@ def report(
     process: ProcessIdentity,
     fate: Incident.Fate,
     using: str,
+    ended: bool = True,
 ) -> None:
-    """Record that the lease ended without release, and tell the log and the signal's receivers if that is news."""
+    """Record that the lease ended without release, and tell the log and the signal's receivers if that is news.
+
+    With `ended=False` the lease goes on all the same, as when its key was put back. A key that is gone because Redis
+    lost its memory is no incident of its own. Raises django.db.DatabaseError.
+    """
     noticed_by_holder = fate == Incident.Fate.RUNNING
+    values: dict[str, str | int] = {
+        "resource": resource,
+        "token": token,
+        "holder": holder,
+        "detector": detector.value,
+        "fate": fate.value,
+        "host": process.host,
+        "pid": process.pid,
+        "end": (LeaseRecord.End.LOST if noticed_by_holder else LeaseRecord.End.EXPIRED).value,
+    }
+    explained = detector in _KEY_IS_GONE and _redis_forgot(resource, token, using=using)
+    if explained and not Incident.objects.using(using).filter(resource=resource, token=token).exists():
+        if ended:
+            with connections[using].cursor() as cursor:
+                cursor.execute(_END, values)
+        return
     with connections[using].cursor() as cursor:
-        cursor.execute(
-            _REPORT,
-            {
-                "resource": resource,
-                "token": token,
-                "holder": holder,
-                "detector": detector.value,
-                "fate": fate.value,
-                "host": process.host,
-                "pid": process.pid,
-                "end": (LeaseRecord.End.LOST if noticed_by_holder else LeaseRecord.End.EXPIRED).value,
-            },
-        )
+        watched = detector == Incident.Detector.WATCHER
+        cursor.execute(_ENDED_NOW if watched else _ENDED if ended else _GOES_ON, values)
         row = cursor.fetchone()
     if row is None:
         return
-    incident, created = Incident.objects.using(using).get(pk=row[0]), row[1]
-    logger.log(
-        logging.INFO if fate == Incident.Fate.CRASHED else logging.WARNING,
-        "The lease on %s (token %d) of process %d on %s ended without release: %s; its holder: %s.",
-        resource,
-        token,
-        process.pid,
-        process.host,
-        incident.get_detector_display(),
-        incident.get_fate_display(),
-        extra={
-            "event": "incident",
-            "resource": resource,
-            "token": token,
-            "detector": incident.detector,
-            "fate": fate.value,
-        },
+    incident = Incident.objects.using(using).get(pk=row[0])
+    _tell(
+        incident,
+        f"The lease on {resource} (token {token}) of process {process.pid} on {process.host} ended without release: "
+        f"{incident.get_detector_display()}; its holder: {incident.get_fate_display()}.",
+        created=row[1],
     )
+
+
+def check_memory(using: str) -> bool:
+    """Report one incident if Redis lost its memory since anybody last looked; True if so.
+
+    Raises redis.RedisError and django.db.DatabaseError.
+    """
+    loss = memory.look(using)
+    if loss is None:
+        return False
+    own = ProcessIdentity.own()
+    incident = Incident.objects.using(using).create(
+        resource=f"redis:{conf.REDIS_ALIAS}",
+        token=round(loss.lost_at.timestamp() * 1_000_000),
+        holder="",
+        detector=Incident.Detector.MEMORY_LOST,
+        fate=Incident.Fate.UNKNOWN,
+        host=own.host,
+        pid=own.pid,
+        seen_at=loss.lost_at,
+    )
+    how = "has forgotten everything"
+    if not loss.flushed:
+        how = "restarted or failed over and may have forgotten what came last"
+    _tell(
+        incident,
+        f"The Redis behind LEASES_REDIS_ALIAS={conf.REDIS_ALIAS} {how}. Holders put their leases back as they renew; "
+        "tokens go up all the same. Find out why, and look at its persistence and eviction policy.",
+        created=True,
+    )
+    return True
+
+
+def _redis_forgot(resource: str, token: int, *, using: str) -> bool:
+    if memory.was_lost_during(resource, token, using=using):
+        return True
+    if not memory.is_watched(using):
+        return False
+    try:
+        check_memory(using)
+    except RedisError:
+        return False
+    return memory.was_lost_during(resource, token, using=using)
+
+
+def _tell(incident: Incident, text: str, *, created: bool) -> None:
+    level = logging.INFO if incident.fate == Incident.Fate.CRASHED else logging.WARNING
+    data = {"resource": incident.resource, "token": incident.token}
+    seen = {"detector": incident.detector, "fate": incident.fate}
+    logger.log(level, "%s", text, extra={"event": "incident", **data, **seen})
     for receiver, error in incident_reported.send_robust(sender=Incident, incident=incident, created=created):
         if isinstance(error, Exception):
             logger.error("The incident's receiver %r failed.", receiver, exc_info=error)

@@ -161,7 +161,7 @@ class Lease:
                     self.lose(Incident.Detector.RENEWAL_REFUSED)
                 elif fence.current(self.resource, using=self.using) == self.token:
                     self.renewed(asked_at)
-                    self._report(Incident.Detector.KEY_GONE)
+                    self._report(Incident.Detector.KEY_GONE, ended=False)
                 else:
                     redis_store.release(self.resource, holder=self.holder, token=self.token)
                     self.lose(Incident.Detector.KEY_GONE)
@@ -217,7 +217,7 @@ class Lease:
             self._ended = how
             return True
 
-    def _report(self, detector: Incident.Detector) -> None:
+    def _report(self, detector: Incident.Detector, *, ended: bool = True) -> None:
         errands.run(
             partial(
                 incidents.report,
@@ -227,6 +227,7 @@ class Lease:
                 holder=self.holder,
                 process=self.process,
                 fate=Incident.Fate.RUNNING,
+                ended=ended,
                 using=self.using,
             )
         )

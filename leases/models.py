@@ -1,4 +1,4 @@
-"""What the database knows about leases: the fences, the record of each lease, and the incidents."""
+"""What the database knows about leases: fences, the record of each lease, incidents, and what people did to them."""
 
 from typing import TYPE_CHECKING
 
@@ -47,8 +47,15 @@ class LeaseRecord(models.Model):
     end = models.CharField(max_length=16, choices=End.choices, blank=True)
 
     class Meta:
+        verbose_name = "lease record"
+        permissions = [("break_lease", "Can break a lease")]
         constraints = [
-            models.UniqueConstraint(fields=["resource", "token"], name="leases_record_once_per_token"),
+            # The pattern operators serve equality and, for the admin's search, prefixes.
+            models.UniqueConstraint(
+                fields=["resource", "token"],
+                opclasses=["varchar_pattern_ops", "int8_ops"],
+                name="leases_record_once_per_token",
+            ),
             models.CheckConstraint(
                 condition=models.Q(ended_at__isnull=True, end="")
                 | models.Q(ended_at__isnull=False) & ~models.Q(end=""),
@@ -64,6 +71,14 @@ class LeaseRecord(models.Model):
         return f"{self.resource} under {self.token}"
 
 
+class HeldLease(LeaseRecord):
+    """A lease that has not ended, as far as its record knows."""
+
+    class Meta:
+        proxy = True
+        verbose_name = "lease"
+
+
 class Incident(models.Model):
     """A lease that ended without release while its holder was, or may have been, still running."""
 
@@ -75,6 +90,8 @@ class Incident(models.Model):
         RELEASE_REFUSED = "release_refused", "the release found the key gone or taken"
         UNRELEASED_RECORD = "unreleased_record", "the next holder found an unreleased record"
         STALE_WRITE = "stale_write", "a stale token was presented"
+        WATCHER = "watcher", "the watcher found it expired"
+        MEMORY_LOST = "memory_lost", "Redis lost its memory"
 
     class Fate(models.TextChoices):
         RUNNING = "running", "still running: it came back"
@@ -91,7 +108,13 @@ class Incident(models.Model):
     seen_at = models.DateTimeField(help_text="Database time when it was seen first.")
 
     class Meta:
-        constraints = [models.UniqueConstraint(fields=["resource", "token"], name="leases_one_incident_per_lease")]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["resource", "token"],
+                opclasses=["varchar_pattern_ops", "int8_ops"],
+                name="leases_one_incident_per_lease",
+            )
+        ]
         indexes = [models.Index(fields=["seen_at"], name="leases_incident_seen")]
 
     def __str__(self) -> str:
@@ -111,3 +134,45 @@ class DatabaseIdentity(models.Model):
 
     def __str__(self) -> str:
         return f"{self.system_identifier} on timeline {self.timeline}"
+
+
+class RedisMemory(models.Model):
+    """What Redis should remember: which server it was, and the marker that was left there.
+
+    Written by the watcher; a Redis that cannot produce both has lost its memory, or part of it.
+    """
+
+    alias = models.CharField(max_length=255, primary_key=True, help_text="The cache alias, LEASES_REDIS_ALIAS.")
+    run_id = models.CharField(max_length=64)
+    marker = models.CharField(max_length=64)
+    lost_at = models.DateTimeField(null=True, blank=True, help_text="Database time when a loss was last noticed.")
+
+    class Meta:
+        verbose_name_plural = "Redis memory"
+
+    def __str__(self) -> str:
+        return self.alias
+
+
+class Intervention(models.Model):
+    """What a person did to leases or past them, and why; never changed, never pruned."""
+
+    class Action(models.TextChoices):
+        BREAK = "break", "broke a lease"
+        BYPASS = "bypass", "wrote past the fences"
+        PRUNE_FENCES = "prune_fences", "pruned fences"
+        RAISE_FENCES = "raise_fences", "raised every fence"
+
+    action = models.CharField(max_length=16, choices=Action.choices)
+    resource = models.CharField(max_length=MAX_LENGTH, blank=True, help_text="Empty if it was about many.")
+    token = models.BigIntegerField(null=True, blank=True, help_text="The token that was broken.")
+    reason = models.TextField()
+    by = models.CharField(max_length=255, help_text="The person, as the program knows them.")
+    database_role = models.CharField(max_length=63, help_text="Whose rights the database saw.")
+    at = models.DateTimeField(help_text="Database time.")
+
+    class Meta:
+        indexes = [models.Index(fields=["at"], name="leases_intervention_at")]
+
+    def __str__(self) -> str:
+        return f"{self.by} {self.get_action_display()}"

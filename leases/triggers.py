@@ -19,6 +19,7 @@ class FenceTriggerSql(compiler.UpsertTriggerSql):
 
     It leaves out pgtrigger's clause that lets a session ignore a trigger. The function sets its own search_path, so
     that no operator or function of it can be shadowed, and asks `IS NOT TRUE`, so that nothing presented means refused.
+    A bypass (leases.bypassing) is honoured only in the transaction that opened it, like a token.
     """
 
     def get_template(self) -> str:
@@ -31,6 +32,9 @@ class FenceTriggerSql(compiler.UpsertTriggerSql):
                 BEGIN
                     IF presented->>'xact' IS DISTINCT FROM pg_current_xact_id()::text THEN
                         presented := NULL;
+                    END IF;
+                    IF presented->'bypass' = 'true' THEN
+                        RETURN NULL;
                     END IF;
                     SELECT resource INTO missing FROM ({func}) AS changed(resource)
                      WHERE (presented->'tokens' ? resource) IS NOT TRUE LIMIT 1;

@@ -228,15 +228,15 @@ class Migration(migrations.Migration):
         ),
         pgtrigger.migrations.AddTrigger(
             model_name='invoice',
-            trigger=pgtrigger.compiler.Trigger(name='fence_insert', sql=leases.triggers.FenceTriggerSql(func='SELECT \'customer:\' || "customer_id"::text FROM (SELECT DISTINCT "customer_id" FROM new_rows) AS keys', hash='cf39a994b26cabe887a0a0c4961c4e53f813c0f3', level='STATEMENT', operation='INSERT', pgid='pgtrigger_fence_insert_0e5c4', referencing='REFERENCING NEW TABLE AS new_rows ', table='billing_invoice', when='AFTER')),
+            trigger=pgtrigger.compiler.Trigger(name='fence_insert', sql=leases.triggers.FenceTriggerSql(func='SELECT \'customer:\' || "customer_id"::text FROM (SELECT DISTINCT "customer_id" FROM new_rows) AS keys', hash='3260bcc7ee1476bc452645d7e714e970cfd122cf', level='STATEMENT', operation='INSERT', pgid='pgtrigger_fence_insert_0e5c4', referencing='REFERENCING NEW TABLE AS new_rows ', table='billing_invoice', when='AFTER')),
         ),
         pgtrigger.migrations.AddTrigger(
             model_name='invoice',
-            trigger=pgtrigger.compiler.Trigger(name='fence_update', sql=leases.triggers.FenceTriggerSql(func='SELECT \'customer:\' || "customer_id"::text FROM (SELECT DISTINCT "customer_id" FROM new_rows UNION SELECT DISTINCT "customer_id" FROM old_rows) AS keys', hash='f6a2a0269287f792860c2c1756d6de251af4c8fd', level='STATEMENT', operation='UPDATE', pgid='pgtrigger_fence_update_2ca9e', referencing='REFERENCING OLD TABLE AS old_rows  NEW TABLE AS new_rows ', table='billing_invoice', when='AFTER')),
+            trigger=pgtrigger.compiler.Trigger(name='fence_update', sql=leases.triggers.FenceTriggerSql(func='SELECT \'customer:\' || "customer_id"::text FROM (SELECT DISTINCT "customer_id" FROM new_rows UNION SELECT DISTINCT "customer_id" FROM old_rows) AS keys', hash='f5facbac986cff29932434bbe45732b10bad2e5d', level='STATEMENT', operation='UPDATE', pgid='pgtrigger_fence_update_2ca9e', referencing='REFERENCING OLD TABLE AS old_rows  NEW TABLE AS new_rows ', table='billing_invoice', when='AFTER')),
         ),
         pgtrigger.migrations.AddTrigger(
             model_name='invoice',
-            trigger=pgtrigger.compiler.Trigger(name='fence_delete', sql=leases.triggers.FenceTriggerSql(func='SELECT \'customer:\' || "customer_id"::text FROM (SELECT DISTINCT "customer_id" FROM old_rows) AS keys', hash='495c768a8706b317017fad871366e73c62e39c1c', level='STATEMENT', operation='DELETE', pgid='pgtrigger_fence_delete_fea7c', referencing='REFERENCING OLD TABLE AS old_rows ', table='billing_invoice', when='AFTER')),
+            trigger=pgtrigger.compiler.Trigger(name='fence_delete', sql=leases.triggers.FenceTriggerSql(func='SELECT \'customer:\' || "customer_id"::text FROM (SELECT DISTINCT "customer_id" FROM old_rows) AS keys', hash='b2b21ccf2b4d00454a1455bca37baa2536325baf', level='STATEMENT', operation='DELETE', pgid='pgtrigger_fence_delete_fea7c', referencing='REFERENCING OLD TABLE AS old_rows ', table='billing_invoice', when='AFTER')),
         ),
         migrations.AddConstraint(
             model_name='creditnote',
@@ -248,15 +248,15 @@ class Migration(migrations.Migration):
         ),
         pgtrigger.migrations.AddTrigger(
             model_name='creditnote',
-            trigger=pgtrigger.compiler.Trigger(name='fence_insert', sql=leases.triggers.FenceTriggerSql(func='SELECT \'customer:\' || "customer_id"::text FROM (SELECT DISTINCT "customer_id" FROM new_rows) AS keys', hash='6dfbec5f6281e446c6af2a14dcdc20b4965ce117', level='STATEMENT', operation='INSERT', pgid='pgtrigger_fence_insert_f356a', referencing='REFERENCING NEW TABLE AS new_rows ', table='billing_creditnote', when='AFTER')),
+            trigger=pgtrigger.compiler.Trigger(name='fence_insert', sql=leases.triggers.FenceTriggerSql(func='SELECT \'customer:\' || "customer_id"::text FROM (SELECT DISTINCT "customer_id" FROM new_rows) AS keys', hash='457ab29edc368362ffccea606094fe10b7fa4fda', level='STATEMENT', operation='INSERT', pgid='pgtrigger_fence_insert_f356a', referencing='REFERENCING NEW TABLE AS new_rows ', table='billing_creditnote', when='AFTER')),
         ),
         pgtrigger.migrations.AddTrigger(
             model_name='creditnote',
-            trigger=pgtrigger.compiler.Trigger(name='fence_update', sql=leases.triggers.FenceTriggerSql(func='SELECT \'customer:\' || "customer_id"::text FROM (SELECT DISTINCT "customer_id" FROM new_rows UNION SELECT DISTINCT "customer_id" FROM old_rows) AS keys', hash='cfb3d326912820e2042bb216a57d8fbef9d3dc50', level='STATEMENT', operation='UPDATE', pgid='pgtrigger_fence_update_0ea78', referencing='REFERENCING OLD TABLE AS old_rows  NEW TABLE AS new_rows ', table='billing_creditnote', when='AFTER')),
+            trigger=pgtrigger.compiler.Trigger(name='fence_update', sql=leases.triggers.FenceTriggerSql(func='SELECT \'customer:\' || "customer_id"::text FROM (SELECT DISTINCT "customer_id" FROM new_rows UNION SELECT DISTINCT "customer_id" FROM old_rows) AS keys', hash='3c055eab197579ec3d4558de3a68060a53e31f73', level='STATEMENT', operation='UPDATE', pgid='pgtrigger_fence_update_0ea78', referencing='REFERENCING OLD TABLE AS old_rows  NEW TABLE AS new_rows ', table='billing_creditnote', when='AFTER')),
         ),
         pgtrigger.migrations.AddTrigger(
             model_name='creditnote',
-            trigger=pgtrigger.compiler.Trigger(name='fence_delete', sql=leases.triggers.FenceTriggerSql(func='SELECT \'customer:\' || "customer_id"::text FROM (SELECT DISTINCT "customer_id" FROM old_rows) AS keys', hash='055ee3f2af8f9fdbc8b25f4db8ade62e1aaa647e', level='STATEMENT', operation='DELETE', pgid='pgtrigger_fence_delete_72346', referencing='REFERENCING OLD TABLE AS old_rows ', table='billing_creditnote', when='AFTER')),
+            trigger=pgtrigger.compiler.Trigger(name='fence_delete', sql=leases.triggers.FenceTriggerSql(func='SELECT \'customer:\' || "customer_id"::text FROM (SELECT DISTINCT "customer_id" FROM old_rows) AS keys', hash='36230143ac0d5b3e009ee84b86effddf35923dea', level='STATEMENT', operation='DELETE', pgid='pgtrigger_fence_delete_72346', referencing='REFERENCING OLD TABLE AS old_rows ', table='billing_creditnote', when='AFTER')),
         ),
         migrations.AddConstraint(
             model_name='invoiceline',
@@ -268,15 +268,15 @@ class Migration(migrations.Migration):
         ),
         pgtrigger.migrations.AddTrigger(
             model_name='invoiceline',
-            trigger=pgtrigger.compiler.Trigger(name='fence_insert', sql=leases.triggers.FenceTriggerSql(func='SELECT \'customer:\' || "customer_id"::text FROM (SELECT DISTINCT "customer_id" FROM new_rows) AS keys', hash='b3dd7c56a00967ae63e76f4444d641b8bcbf6379', level='STATEMENT', operation='INSERT', pgid='pgtrigger_fence_insert_292fd', referencing='REFERENCING NEW TABLE AS new_rows ', table='billing_invoiceline', when='AFTER')),
+            trigger=pgtrigger.compiler.Trigger(name='fence_insert', sql=leases.triggers.FenceTriggerSql(func='SELECT \'customer:\' || "customer_id"::text FROM (SELECT DISTINCT "customer_id" FROM new_rows) AS keys', hash='a26c2e82916d1aa143cd4c74d4a7232cbd592830', level='STATEMENT', operation='INSERT', pgid='pgtrigger_fence_insert_292fd', referencing='REFERENCING NEW TABLE AS new_rows ', table='billing_invoiceline', when='AFTER')),
         ),
         pgtrigger.migrations.AddTrigger(
             model_name='invoiceline',
-            trigger=pgtrigger.compiler.Trigger(name='fence_update', sql=leases.triggers.FenceTriggerSql(func='SELECT \'customer:\' || "customer_id"::text FROM (SELECT DISTINCT "customer_id" FROM new_rows UNION SELECT DISTINCT "customer_id" FROM old_rows) AS keys', hash='dc235ef0c18c10cac22e567156561df7f19f5c00', level='STATEMENT', operation='UPDATE', pgid='pgtrigger_fence_update_15510', referencing='REFERENCING OLD TABLE AS old_rows  NEW TABLE AS new_rows ', table='billing_invoiceline', when='AFTER')),
+            trigger=pgtrigger.compiler.Trigger(name='fence_update', sql=leases.triggers.FenceTriggerSql(func='SELECT \'customer:\' || "customer_id"::text FROM (SELECT DISTINCT "customer_id" FROM new_rows UNION SELECT DISTINCT "customer_id" FROM old_rows) AS keys', hash='a8f67cc5420332b8f0d62332d8b92882cabfd385', level='STATEMENT', operation='UPDATE', pgid='pgtrigger_fence_update_15510', referencing='REFERENCING OLD TABLE AS old_rows  NEW TABLE AS new_rows ', table='billing_invoiceline', when='AFTER')),
         ),
         pgtrigger.migrations.AddTrigger(
             model_name='invoiceline',
-            trigger=pgtrigger.compiler.Trigger(name='fence_delete', sql=leases.triggers.FenceTriggerSql(func='SELECT \'customer:\' || "customer_id"::text FROM (SELECT DISTINCT "customer_id" FROM old_rows) AS keys', hash='8a7fb3bb2bcfc30e9855bd5ddc3a118187e2bdef', level='STATEMENT', operation='DELETE', pgid='pgtrigger_fence_delete_f08c3', referencing='REFERENCING OLD TABLE AS old_rows ', table='billing_invoiceline', when='AFTER')),
+            trigger=pgtrigger.compiler.Trigger(name='fence_delete', sql=leases.triggers.FenceTriggerSql(func='SELECT \'customer:\' || "customer_id"::text FROM (SELECT DISTINCT "customer_id" FROM old_rows) AS keys', hash='d6dc0b68a83cd1065c7e13f80be76bdffc1c752c', level='STATEMENT', operation='DELETE', pgid='pgtrigger_fence_delete_f08c3', referencing='REFERENCING OLD TABLE AS old_rows ', table='billing_invoiceline', when='AFTER')),
         ),
         migrations.AddIndex(
             model_name='item',
@@ -300,15 +300,15 @@ class Migration(migrations.Migration):
         ),
         pgtrigger.migrations.AddTrigger(
             model_name='taxanswer',
-            trigger=pgtrigger.compiler.Trigger(name='fence_insert', sql=leases.triggers.FenceTriggerSql(func='SELECT \'customer:\' || "customer_id"::text FROM (SELECT DISTINCT "customer_id" FROM new_rows) AS keys', hash='81208f30a018cc0af5b5ecc23f48bdfc4a76407c', level='STATEMENT', operation='INSERT', pgid='pgtrigger_fence_insert_0f4a1', referencing='REFERENCING NEW TABLE AS new_rows ', table='billing_taxanswer', when='AFTER')),
+            trigger=pgtrigger.compiler.Trigger(name='fence_insert', sql=leases.triggers.FenceTriggerSql(func='SELECT \'customer:\' || "customer_id"::text FROM (SELECT DISTINCT "customer_id" FROM new_rows) AS keys', hash='61006b07b0b5a4f45b06f1cec020eb1bb2bad164', level='STATEMENT', operation='INSERT', pgid='pgtrigger_fence_insert_0f4a1', referencing='REFERENCING NEW TABLE AS new_rows ', table='billing_taxanswer', when='AFTER')),
         ),
         pgtrigger.migrations.AddTrigger(
             model_name='taxanswer',
-            trigger=pgtrigger.compiler.Trigger(name='fence_update', sql=leases.triggers.FenceTriggerSql(func='SELECT \'customer:\' || "customer_id"::text FROM (SELECT DISTINCT "customer_id" FROM new_rows UNION SELECT DISTINCT "customer_id" FROM old_rows) AS keys', hash='9c3776e96e5e314ae191eea13bd6f2afedd63f02', level='STATEMENT', operation='UPDATE', pgid='pgtrigger_fence_update_df371', referencing='REFERENCING OLD TABLE AS old_rows  NEW TABLE AS new_rows ', table='billing_taxanswer', when='AFTER')),
+            trigger=pgtrigger.compiler.Trigger(name='fence_update', sql=leases.triggers.FenceTriggerSql(func='SELECT \'customer:\' || "customer_id"::text FROM (SELECT DISTINCT "customer_id" FROM new_rows UNION SELECT DISTINCT "customer_id" FROM old_rows) AS keys', hash='44f9a2ddaf96d92e8ad49de770be2f4176fa3cd7', level='STATEMENT', operation='UPDATE', pgid='pgtrigger_fence_update_df371', referencing='REFERENCING OLD TABLE AS old_rows  NEW TABLE AS new_rows ', table='billing_taxanswer', when='AFTER')),
         ),
         pgtrigger.migrations.AddTrigger(
             model_name='taxanswer',
-            trigger=pgtrigger.compiler.Trigger(name='fence_delete', sql=leases.triggers.FenceTriggerSql(func='SELECT \'customer:\' || "customer_id"::text FROM (SELECT DISTINCT "customer_id" FROM old_rows) AS keys', hash='b4502c07279905818536951a87aada7461f703b8', level='STATEMENT', operation='DELETE', pgid='pgtrigger_fence_delete_43d0b', referencing='REFERENCING OLD TABLE AS old_rows ', table='billing_taxanswer', when='AFTER')),
+            trigger=pgtrigger.compiler.Trigger(name='fence_delete', sql=leases.triggers.FenceTriggerSql(func='SELECT \'customer:\' || "customer_id"::text FROM (SELECT DISTINCT "customer_id" FROM old_rows) AS keys', hash='d3225049a9bf4b73b29d72265885a2507ab929e2', level='STATEMENT', operation='DELETE', pgid='pgtrigger_fence_delete_43d0b', referencing='REFERENCING OLD TABLE AS old_rows ', table='billing_taxanswer', when='AFTER')),
         ),
         migrations.AddIndex(
             model_name='usageevent',

@@ -50,26 +50,26 @@ class Migration(migrations.Migration):
         ),
         pgtrigger.migrations.AddTrigger(
             model_name='forgetful',
-            trigger=pgtrigger.compiler.Trigger(name='fence_insert', sql=leases.triggers.FenceTriggerSql(func='SELECT \'book\'\'s \' || "region"::text || \'/\' || "account_id"::text FROM (SELECT DISTINCT "region", "account_id" FROM new_rows) AS keys', hash='691e1c71399395de98f95a252d36bb25c7ecf703', level='STATEMENT', operation='INSERT', pgid='pgtrigger_fence_insert_811d1', referencing='REFERENCING NEW TABLE AS new_rows ', table='ledger_forgetful', when='AFTER')),
+            trigger=pgtrigger.compiler.Trigger(name='fence_insert', sql=leases.triggers.FenceTriggerSql(func='SELECT \'book\'\'s \' || "region"::text || \'/\' || "account_id"::text FROM (SELECT DISTINCT "region", "account_id" FROM new_rows) AS keys', hash='59b6bf64872186ff8fecc41ecd054b1bb219b729', level='STATEMENT', operation='INSERT', pgid='pgtrigger_fence_insert_811d1', referencing='REFERENCING NEW TABLE AS new_rows ', table='ledger_forgetful', when='AFTER')),
         ),
         pgtrigger.migrations.AddTrigger(
             model_name='forgetful',
-            trigger=pgtrigger.compiler.Trigger(name='fence_update', sql=leases.triggers.FenceTriggerSql(func='SELECT \'book\'\'s \' || "region"::text || \'/\' || "account_id"::text FROM (SELECT DISTINCT "region", "account_id" FROM new_rows UNION SELECT DISTINCT "region", "account_id" FROM old_rows) AS keys', hash='f38101a91c5fd2b9d90a2f4c42d6384ea7cae8ab', level='STATEMENT', operation='UPDATE', pgid='pgtrigger_fence_update_2d270', referencing='REFERENCING OLD TABLE AS old_rows  NEW TABLE AS new_rows ', table='ledger_forgetful', when='AFTER')),
+            trigger=pgtrigger.compiler.Trigger(name='fence_update', sql=leases.triggers.FenceTriggerSql(func='SELECT \'book\'\'s \' || "region"::text || \'/\' || "account_id"::text FROM (SELECT DISTINCT "region", "account_id" FROM new_rows UNION SELECT DISTINCT "region", "account_id" FROM old_rows) AS keys', hash='3e8fbf3f856fa9c33e63483b339e7c300beebc27', level='STATEMENT', operation='UPDATE', pgid='pgtrigger_fence_update_2d270', referencing='REFERENCING OLD TABLE AS old_rows  NEW TABLE AS new_rows ', table='ledger_forgetful', when='AFTER')),
         ),
         pgtrigger.migrations.AddTrigger(
             model_name='forgetful',
-            trigger=pgtrigger.compiler.Trigger(name='fence_delete', sql=leases.triggers.FenceTriggerSql(func='SELECT \'book\'\'s \' || "region"::text || \'/\' || "account_id"::text FROM (SELECT DISTINCT "region", "account_id" FROM old_rows) AS keys', hash='623c20ce197d1869bea18d60a03c197748e994d2', level='STATEMENT', operation='DELETE', pgid='pgtrigger_fence_delete_5ad61', referencing='REFERENCING OLD TABLE AS old_rows ', table='ledger_forgetful', when='AFTER')),
+            trigger=pgtrigger.compiler.Trigger(name='fence_delete', sql=leases.triggers.FenceTriggerSql(func='SELECT \'book\'\'s \' || "region"::text || \'/\' || "account_id"::text FROM (SELECT DISTINCT "region", "account_id" FROM old_rows) AS keys', hash='cc7aa0919510bfc53c3ea3852b6e3ef7ce88a18c', level='STATEMENT', operation='DELETE', pgid='pgtrigger_fence_delete_5ad61', referencing='REFERENCING OLD TABLE AS old_rows ', table='ledger_forgetful', when='AFTER')),
         ),
         pgtrigger.migrations.AddTrigger(
             model_name='entry',
-            trigger=pgtrigger.compiler.Trigger(name='fence_insert', sql=leases.triggers.FenceTriggerSql(func='SELECT \'account:\' || "account_id"::text FROM (SELECT DISTINCT "account_id" FROM new_rows) AS keys', hash='14ba2b7872754b77bc715c2aa1dd888b953f7425', level='STATEMENT', operation='INSERT', pgid='pgtrigger_fence_insert_73b1b', referencing='REFERENCING NEW TABLE AS new_rows ', table='ledger_entry', when='AFTER')),
+            trigger=pgtrigger.compiler.Trigger(name='fence_insert', sql=leases.triggers.FenceTriggerSql(func='SELECT \'account:\' || "account_id"::text FROM (SELECT DISTINCT "account_id" FROM new_rows) AS keys', hash='b9b15d1ccd34dda6b54fb612856dd4f62d28162f', level='STATEMENT', operation='INSERT', pgid='pgtrigger_fence_insert_73b1b', referencing='REFERENCING NEW TABLE AS new_rows ', table='ledger_entry', when='AFTER')),
         ),
         pgtrigger.migrations.AddTrigger(
             model_name='entry',
-            trigger=pgtrigger.compiler.Trigger(name='fence_update', sql=leases.triggers.FenceTriggerSql(func='SELECT \'account:\' || "account_id"::text FROM (SELECT DISTINCT "account_id" FROM new_rows UNION SELECT DISTINCT "account_id" FROM old_rows) AS keys', hash='d3645bd130d55bfdf885e68498465ba359f93e14', level='STATEMENT', operation='UPDATE', pgid='pgtrigger_fence_update_17e09', referencing='REFERENCING OLD TABLE AS old_rows  NEW TABLE AS new_rows ', table='ledger_entry', when='AFTER')),
+            trigger=pgtrigger.compiler.Trigger(name='fence_update', sql=leases.triggers.FenceTriggerSql(func='SELECT \'account:\' || "account_id"::text FROM (SELECT DISTINCT "account_id" FROM new_rows UNION SELECT DISTINCT "account_id" FROM old_rows) AS keys', hash='86017adde6bead11082959ea842c65461b2908d8', level='STATEMENT', operation='UPDATE', pgid='pgtrigger_fence_update_17e09', referencing='REFERENCING OLD TABLE AS old_rows  NEW TABLE AS new_rows ', table='ledger_entry', when='AFTER')),
         ),
         pgtrigger.migrations.AddTrigger(
             model_name='entry',
-            trigger=pgtrigger.compiler.Trigger(name='fence_delete', sql=leases.triggers.FenceTriggerSql(func='SELECT \'account:\' || "account_id"::text FROM (SELECT DISTINCT "account_id" FROM old_rows) AS keys', hash='3eba543e342ab2ad5bfc6ee609f9f432f1026812', level='STATEMENT', operation='DELETE', pgid='pgtrigger_fence_delete_62f48', referencing='REFERENCING OLD TABLE AS old_rows ', table='ledger_entry', when='AFTER')),
+            trigger=pgtrigger.compiler.Trigger(name='fence_delete', sql=leases.triggers.FenceTriggerSql(func='SELECT \'account:\' || "account_id"::text FROM (SELECT DISTINCT "account_id" FROM old_rows) AS keys', hash='4eabb122ffcfb40847eac8d95fb471b7e887c62f', level='STATEMENT', operation='DELETE', pgid='pgtrigger_fence_delete_62f48', referencing='REFERENCING OLD TABLE AS old_rows ', table='ledger_entry', when='AFTER')),
         ),
     ]

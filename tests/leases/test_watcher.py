@@ -1,0 +1,218 @@
+"""The watcher: it sees frozen holders, accuses nobody who is alive, and is alone."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connections
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from leases import acquiring, hold, keys, live
+from leases.errors import LeaseLost
+from leases.keeper import keeper
+from leases.lease import Lease
+from leases.models import Incident, LeaseRecord, RedisMemory
+from leases.resources import key_of
+from leases.stopping import Job
+from leases.watcher import RESOURCE, Watcher
+from tests.leases.conftest import steal
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+SHORT = timedelta(milliseconds=600)
+
+
+def acquire(resource: str, *, ttl: timedelta) -> Lease:
+    return acquiring.acquire(resource, ttl=ttl, using="default", job=Job())
+
+
+@contextmanager
+def watching(watcher: Watcher) -> Iterator[threading.Thread]:
+    def run() -> None:
+        try:
+            watcher.run()
+        finally:
+            connections.close_all()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield thread
+    finally:
+        watcher.stop.set()
+        thread.join(10)
+    assert not thread.is_alive()
+
+
+@pytest.fixture
+def frozen_keeper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Renew nothing, as in a process that is stopped; its jobs' threads go on."""
+    monkeypatch.setattr(keeper, "keep", lambda lease: None)
+
+
+def test_frozen_holder_is_seen_within_a_second_of_its_expiry(processes: Any) -> None:
+    holder = processes.start_python("-m", "tests.leases.holder", "customer:1", "1.5")
+    holder.wait_for_event("lease.registered", resource="customer:1")
+    with watching(Watcher()):
+        wait_until(lambda: RESOURCE in keys.read([RESOURCE]))
+        wait_until(lambda: live(["customer:1"])["customer:1"] > timedelta(seconds=1.3))
+        holder.freeze()
+        wait_until(lambda: "customer:1" not in keys.read(["customer:1"]))
+        wait_until(lambda: Incident.objects.exists(), timeout=1.0)
+    incident = Incident.objects.get()
+    assert (incident.detector, incident.fate) == (Incident.Detector.WATCHER, Incident.Fate.UNKNOWN)
+    assert LeaseRecord.objects.get(resource="customer:1").end == LeaseRecord.End.EXPIRED
+    holder.thaw()
+    wait_until(lambda: Incident.objects.filter(fate=Incident.Fate.RUNNING).exists())
+    assert Incident.objects.count() == 1
+
+
+def test_crashed_holder_is_recorded_as_crashed(processes: Any) -> None:
+    holder = processes.start_python("-m", "tests.leases.holder", "customer:1", "1.5")
+    holder.wait_for_event("lease.registered", resource="customer:1")
+    watcher = Watcher()
+    watcher.look()
+    holder.kill()
+    wait_until(lambda: "customer:1" not in keys.read(["customer:1"]))
+    watcher.look()
+    incident = Incident.objects.get()
+    assert (incident.detector, incident.fate) == (Incident.Detector.WATCHER, Incident.Fate.CRASHED)
+
+
+def test_holder_that_renews_is_never_accused(settings: Any) -> None:
+    settings.LEASES_WATCH_INTERVAL = timedelta(milliseconds=20)
+    with watching(Watcher()), hold("customer:1", ttl=SHORT) as lease:
+        first = lease.deadline
+        wait_until(lambda: lease.deadline > first + 3 * SHORT.total_seconds())
+        lease.check()
+    assert not Incident.objects.exists()
+
+
+def test_release_between_the_look_at_redis_and_the_word_is_no_incident(frozen_keeper: None) -> None:
+    """A watcher that was frozen between the two speaks of what it saw long ago."""
+    watcher = Watcher()
+    with hold("customer:1"):
+        [record] = watcher._unended()
+    watcher._accuse(record)
+    assert not Incident.objects.exists()
+    assert LeaseRecord.objects.get().end == LeaseRecord.End.RELEASED
+
+
+def test_key_that_redis_forgot_is_left_to_its_keeper_to_put_back(redis: Any) -> None:
+    watcher = Watcher()
+    with hold("customer:1", ttl=timedelta(seconds=3)) as lease:
+        watcher.look()
+        redis.delete(key_of("customer:1"))
+        assert watcher.look() == 0
+        assert Watcher().look() == 0  # one that was elected just now neither
+        wait_until(lambda: redis.get(key_of("customer:1")) is not None)
+        lease.check()
+    incident = wait_until(lambda: Incident.objects.first())
+    assert incident is not None
+    assert incident.detector == Incident.Detector.KEY_GONE
+    assert LeaseRecord.objects.get().end == LeaseRecord.End.RELEASED
+
+
+def test_another_holders_key_is_seen_before_the_deadline_of_the_first(frozen_keeper: None, redis: Any) -> None:
+    lease = acquire("customer:1", ttl=timedelta(seconds=30))
+    redis.set(key_of("customer:1"), "b" * 32 + ":9", px=30_000)
+    assert Watcher().look() == 1
+    assert Incident.objects.get().token == lease.token
+
+
+def test_redis_that_lost_its_memory_is_one_incident_not_many(redis: Any) -> None:
+    watcher = Watcher()
+    watcher.look()
+    leases = [acquire(f"customer:{number}", ttl=timedelta(seconds=1.5)) for number in range(10)]
+    watcher.look()
+    redis.flushall()
+    restored = [lease.deadline for lease in leases]
+    wait_until(lambda: all(lease.deadline > before for lease, before in zip(leases, restored, strict=True)))
+    watcher.look()
+    for lease in leases:
+        lease.check()
+        lease.release()
+    watcher.look()
+    incident = Incident.objects.get()
+    assert (incident.resource, incident.detector) == ("redis:leases", Incident.Detector.MEMORY_LOST)
+    assert RedisMemory.objects.get().lost_at == incident.seen_at
+    assert set(LeaseRecord.objects.values_list("end", flat=True)) == {"released"}
+
+
+def test_holders_that_never_come_back_after_a_flush_are_part_of_its_one_incident(
+    redis: Any, frozen_keeper: None
+) -> None:
+    watcher = Watcher()
+    watcher.look()
+    for number in range(5):
+        acquire(f"customer:{number}", ttl=timedelta(seconds=2))
+    watcher.look()
+    redis.flushall()
+    wait_until(lambda: watcher.look() >= 0 and not LeaseRecord.objects.filter(ended_at=None).exists())
+    assert Incident.objects.get().detector == Incident.Detector.MEMORY_LOST
+
+
+def test_restart_with_its_data_is_a_loss_too_since_what_came_last_may_be_gone(redis: Any) -> None:
+    watcher = Watcher()
+    watcher.look()
+    RedisMemory.objects.update(run_id="another server")
+    watcher.look()
+    watcher.look()
+    assert Incident.objects.get().detector == Incident.Detector.MEMORY_LOST
+
+
+def test_first_look_at_a_fresh_redis_is_no_loss() -> None:
+    Watcher().look()
+    assert not Incident.objects.exists()
+    assert RedisMemory.objects.get().lost_at is None
+
+
+def test_of_many_watchers_one_watches_and_another_takes_over() -> None:
+    def watched_by() -> list[int]:
+        return list(LeaseRecord.objects.filter(resource=RESOURCE, ended_at=None).values_list("token", flat=True))
+
+    first, second = Watcher(), Watcher()
+    with watching(first):
+        [token] = wait_until(watched_by)
+        with watching(second):
+            assert watched_by() == [token]
+            first.stop.set()
+            wait_until(lambda: watched_by() not in ([], [token]))
+    assert not Incident.objects.exists()
+
+
+def test_watcher_goes_on_after_redis_did_not_answer(caplog: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers, healed = keys.read, threading.Event()
+
+    def read(resources: Any) -> Any:
+        if not healed.is_set():
+            raise RedisConnectionError("no route to host")
+        return answers(resources)
+
+    monkeypatch.setattr(keys, "read", read)
+    with watching(Watcher()):
+        wait_until(lambda: "cannot see: no route to host" in caplog.text)
+        healed.set()
+        wait_until(lambda: LeaseRecord.objects.filter(resource=RESOURCE).exists())
+
+
+def test_incident_by_the_watcher_does_not_hide_that_the_holder_came_back(frozen_keeper: None) -> None:
+    lease = acquire("customer:1", ttl=timedelta(milliseconds=300))
+    watcher = Watcher()
+    watcher.look()
+    wait_until(lambda: watcher.look() == 1)
+    with pytest.raises(LeaseLost):
+        lease.check()
+    wait_until(lambda: Incident.objects.filter(fate=Incident.Fate.RUNNING, detector="watcher").exists())
+
+
+def test_records_beyond_one_batch_are_compared_too(frozen_keeper: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("leases.watcher._BATCH", 3)
+    for number in range(8):
+        steal(f"customer:{number}", ttl_ms=200)
+    watcher = Watcher()
+    watcher.look()
+    wait_until(lambda: watcher.look() >= 0 and Incident.objects.count() == 8)
