@@ -69,3 +69,13 @@ class DeadlinePassed(OutboxError):
 
     def __init__(self) -> None:
         super().__init__("the claim's time ran out before the message was handed over; it was not sent")
+
+
+class DecisionRefused(OutboxError):
+    """A person's decision about a message does not go with its state; nothing was changed."""
+
+    def __init__(self, message_id: int, action: str, reason: str) -> None:
+        self.message_id = message_id
+        self.action = action
+        self.reason = reason
+        super().__init__(f"message {message_id}: cannot {action!r}: {reason}")

@@ -62,7 +62,7 @@ class Message(models.Model):
             models.CheckConstraint(condition=Q(attempts__gte=0), name="outbox_message_attempts_not_negative"),
             models.CheckConstraint(condition=~Q(dedupe_key=""), name="outbox_message_dedupe_key_not_empty"),
             models.CheckConstraint(
-                condition=Q(payload__isnull=False) | Q(state__in=[State.SENT, State.CANCELLED, State.DEAD]),
+                condition=Q(payload__isnull=False) | Q(state__in=[State.SENT, State.CANCELLED]),
                 name="outbox_message_pruned_only_when_done",
             ),
         ]
@@ -92,3 +92,18 @@ class Message(models.Model):
 
     def __str__(self) -> str:
         return f"{self.channel} message {self.dedupe_key} ({self.state})"
+
+
+class Decision(models.Model):
+    """What a person decided about a message: who, when, why. Never changed, never deleted on its own."""
+
+    message = models.ForeignKey(Message, on_delete=models.CASCADE, related_name="decisions")
+    action = models.TextField()
+    reason = models.TextField()
+    by = models.TextField(help_text="The user, as the admin or the operating system knows them.")
+    state_before = models.TextField(choices=State.choices)
+    state_after = models.TextField(choices=State.choices)
+    at = models.DateTimeField(db_default=Now())
+
+    def __str__(self) -> str:
+        return f"{self.action} by {self.by}"

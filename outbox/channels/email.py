@@ -5,7 +5,7 @@ import email.message
 import email.policy
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 from django.conf import settings as django_settings
 from django.core import mail
@@ -83,7 +83,8 @@ class StoredEmail(mail.EmailMultiAlternatives):
     """A rendered mail as other backends want it: what they render themselves has the stored Message-ID and Date."""
 
     def __init__(self, stored: Mail) -> None:
-        self._stored: Any = email.message_from_string(stored["raw"], _class=_Verbatim, policy=email.policy.SMTP)
+        parsed = email.message_from_string(stored["raw"], _class=_Verbatim, policy=email.policy.SMTP)
+        self._stored = cast("_Verbatim", parsed)
         self._stored.raw = stored["raw"]
         headers = {name: str(value) for name, value in self._stored.items()}
         plain = self._stored.get_body(("plain",))

@@ -3,6 +3,7 @@
 -- Gives id, channel, dedupe_key, state, claim.
 UPDATE outbox_message
    SET state = CASE WHEN resend_until IS NULL THEN 'dead' ELSE 'in_doubt' END,
+       available_at = clock_timestamp(),
        last_error = CASE WHEN deadline_at <= clock_timestamp() THEN 'its deadline passed before it could be sent'
                          ELSE 'the receiver no longer recognises it as a repetition; last: ' || last_error END
  WHERE id = ANY(ARRAY(

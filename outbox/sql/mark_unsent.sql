@@ -10,7 +10,7 @@
 UPDATE outbox_message AS m
    SET state = CASE WHEN d.again THEN 'pending' WHEN d.doubtful THEN 'in_doubt' ELSE 'dead' END,
        claimed_until = NULL,
-       available_at = CASE WHEN d.again THEN clock_timestamp() + %(delay)s ELSE m.available_at END,
+       available_at = CASE WHEN d.again THEN clock_timestamp() + %(delay)s ELSE clock_timestamp() END,
        resend_until = CASE WHEN %(outcome)s = 'unknown' AND d.again
                            THEN coalesce(m.resend_until, d.window_end) ELSE m.resend_until END,
        attempts = m.attempts - CASE WHEN %(refund)s THEN 1 ELSE 0 END,

@@ -1,0 +1,95 @@
+"""What a person decides about a message, written down with a reason: it arrived, send again, requeue, cancel."""
+
+import enum
+import logging
+
+from django.db import transaction
+from django.db.models.functions import Now
+
+from outbox.errors import DecisionRefused
+from outbox.models import Decision, Message, State
+
+logger = logging.getLogger("outbox.decisions")
+
+
+class Action(enum.Enum):
+    """The decisions, each from some states only."""
+
+    ARRIVED = "arrived"
+    """in doubt → sent: somebody made sure that the receiver has it."""
+
+    SEND_AGAIN = "send again"
+    """in doubt → pending: two may arrive, and that is better than none."""
+
+    REQUEUE = "requeue"
+    """dead → pending: what was wrong has been put right."""
+
+    CANCEL = "cancel"
+    """not sent, in doubt or dead → cancelled: it shall not be sent any more."""
+
+
+_FROM = {
+    Action.ARRIVED: [State.IN_DOUBT],
+    Action.SEND_AGAIN: [State.IN_DOUBT],
+    Action.REQUEUE: [State.DEAD],
+    Action.CANCEL: [State.PENDING, State.CLAIMED, State.IN_DOUBT, State.DEAD],
+}
+_WRITTEN = ["state", "claimed_until", "sent_at", "available_at", "attempts", "first_attempt_at", "resend_until"]
+_TO = {
+    Action.ARRIVED: State.SENT,
+    Action.SEND_AGAIN: State.PENDING,
+    Action.REQUEUE: State.PENDING,
+    Action.CANCEL: State.CANCELLED,
+}
+
+
+def decide(action: Action, message_id: int, *, reason: str, by: str, using: str | None = None) -> Message:
+    """Carry the decision out, and write down who took it and why, in one transaction.
+
+    Raises DecisionRefused, and changes nothing, when the message's state does not allow it: a drainer holds it, it may
+    still be on its way, its deadline passed, its payload was pruned, or the reason is empty.
+    """
+    if not reason.strip():
+        raise DecisionRefused(message_id, action.value, "a reason is needed, for those who ask later")
+    with transaction.atomic(using=using):
+        message = Message.objects.using(using).select_for_update().annotate(now=Now()).filter(id=message_id).first()
+        if message is None:
+            raise DecisionRefused(message_id, action.value, "there is no such message")
+        _refuse_if_too_early_or_late(action, message)
+        decision = Decision(message=message, action=action.value, reason=reason, by=by, state_before=message.state)
+        message.state = decision.state_after = _TO[action]
+        message.claimed_until = None
+        if message.state == State.SENT:
+            message.sent_at = message.now
+        if message.state == State.PENDING:
+            message.available_at = message.now
+            message.attempts = 0
+            message.first_attempt_at = message.resend_until = None
+        message.save(update_fields=_WRITTEN)
+        decision.save(using=using)
+    logger.warning(
+        "%s: %s, by %s: %s",
+        message.dedupe_key,
+        action.value,
+        by,
+        reason,
+        extra={"event": "outbox.decided", "outbox_id": message.id, "channel": message.channel, "action": action.value},
+    )
+    return message
+
+
+def _refuse_if_too_early_or_late(action: Action, message: Message) -> None:
+    def refuse(why: str) -> None:
+        raise DecisionRefused(message.id, action.value, why)
+
+    now = message.now  # type: ignore[attr-defined]  # annotated by the query
+    if message.state not in _FROM[action]:
+        held = message.state in (State.CLAIMED, State.SENDING)
+        refuse(f"it is {message.get_state_display()}" + (f", held by {message.drainer}" if held else ""))
+    if action is Action.SEND_AGAIN and message.available_at > now:
+        refuse(f"a drainer may still be handing it over until {message.available_at:%Y-%m-%d %H:%M:%S %Z}")
+    if _TO[action] == State.PENDING:
+        if message.payload is None:
+            refuse("its payload was pruned")
+        if message.deadline_at is not None and message.deadline_at <= now:
+            refuse(f"its deadline passed at {message.deadline_at:%Y-%m-%d %H:%M:%S %Z}")

@@ -1,0 +1,181 @@
+"""manage.py outbox: look at messages, and decide about them."""
+
+import argparse
+import getpass
+import json
+import socket
+import sys
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import router
+from django.db.models.functions import Coalesce, Now
+
+from outbox.decisions import Action, decide
+from outbox.errors import DecisionRefused
+from outbox.inspection import status
+from outbox.models import Message, State
+from outbox.pruning import prune
+
+EXIT_REFUSED = 1
+EXIT_PARKED = 3
+
+EPILOG = """
+examples:
+  manage.py outbox status
+  manage.py outbox show invoice:42:2026-05:v1
+  manage.py outbox resolve --arrived --reason "in the provider's log, 10:32" invoice:42:2026-05:v1
+  manage.py outbox resolve --send-again --reason "customer has nothing" invoice:42:2026-05:v1
+  manage.py outbox requeue --reason "mailbox is no longer full" --all-dead --channel email
+  manage.py outbox cancel --reason "wrong customer" invoice:42:2026-05:v1
+  manage.py outbox prune --older-than 400
+
+A message is named by its dedupe key, or by its number as #123.
+
+exit codes:
+  0  done
+  1  some messages were refused; the others are done
+  2  bad usage
+  3  status: there are messages in doubt or dead
+"""
+
+
+class Command(BaseCommand):
+    help = "Look at the messages of the outbox, and decide about those that need a person."
+
+    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
+        return super().create_parser(
+            prog_name, subcommand, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs
+        )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("--database", help="the alias; default where the router writes messages")
+        verbs = parser.add_subparsers(dest="verb", required=True)
+        parsers = {
+            "status": verbs.add_parser("status", help="how each channel stands"),
+            "show": verbs.add_parser("show", help="everything about one message"),
+            "resolve": verbs.add_parser("resolve", help="decide about messages in doubt"),
+            "requeue": verbs.add_parser("requeue", help="give dead messages another chance"),
+            "cancel": verbs.add_parser("cancel", help="never send these messages"),
+            "prune": verbs.add_parser("prune", help="empty the payload of old messages; their keys stay"),
+        }
+        for verb in ("status", "show"):
+            parsers[verb].add_argument("--json", action="store_true", help="one JSON document on stdout")
+        parsers["show"].add_argument("message")
+        how = parsers["resolve"].add_mutually_exclusive_group(required=True)
+        how.add_argument("--arrived", action="store_true", help="the receiver has it")
+        how.add_argument("--send-again", action="store_true", help="send it once more, at the risk of two")
+        parsers["requeue"].add_argument("--all-dead", action="store_true", help="all dead messages of --channel")
+        parsers["requeue"].add_argument("--channel")
+        for verb in ("resolve", "requeue", "cancel"):
+            parsers[verb].add_argument("messages", nargs="*" if verb == "requeue" else "+", metavar="message")
+            parsers[verb].add_argument("--reason", required=True, help="for those who ask later")
+            parsers[verb].add_argument("--dry-run", action="store_true", help="say which; change nothing")
+        parsers["prune"].add_argument(
+            "--older-than", type=_days, metavar="DAYS", required=True, help="sent or cancelled longer ago"
+        )
+        parsers["prune"].add_argument("--batch-size", type=int, default=1000)
+        parsers["prune"].add_argument("--dry-run", action="store_true", help="count them; change nothing")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        self.using = options["database"] or router.db_for_write(Message)
+        getattr(self, f"_{options['verb']}")(options)
+
+    def _status(self, options: dict[str, Any]) -> None:
+        channels = status(self.using)
+        if options["json"]:
+            self.stdout.write(json.dumps([channel.as_dict() for channel in channels]))
+        elif not channels:
+            self.stdout.write("nothing is unfinished")
+        for channel in () if options["json"] else channels:
+            figures = channel.as_dict()
+            name, due, doubt = (
+                figures.pop(key) for key in ("channel", "oldest_due_seconds", "oldest_in_doubt_seconds")
+            )
+            parts = [f"{count} {words.replace('_', ' ')}" for words, count in figures.items() if count]
+            parts += [f"oldest due for {due:.0f} s"] * (due is not None)
+            parts += [f"oldest in doubt for {doubt:.0f} s"] * (doubt is not None)
+            self.stdout.write(f"{name}: {', '.join(parts)}")
+        if any(channel.in_doubt or channel.dead for channel in channels):
+            sys.exit(EXIT_PARKED)
+
+    def _show(self, options: dict[str, Any]) -> None:
+        message = self._find(options["message"])
+        facts = {field.name: getattr(message, field.name) for field in message._meta.concrete_fields}
+        decided = message.decisions.order_by("at").values("at", "by", "action", "reason", "state_before", "state_after")
+        facts["decisions"] = list(decided)
+        if options["json"]:
+            self.stdout.write(json.dumps(facts, default=str))
+            return
+        for name, value in facts.items():
+            self.stdout.write(f"{name + ':':18}{_shown(value)}")
+
+    def _resolve(self, options: dict[str, Any]) -> None:
+        self._decide(Action.ARRIVED if options["arrived"] else Action.SEND_AGAIN, options)
+
+    def _requeue(self, options: dict[str, Any]) -> None:
+        if options["all_dead"] == bool(options["messages"]):
+            raise CommandError("name messages, or use --all-dead", returncode=2)
+        self._decide(Action.REQUEUE, options)
+
+    def _cancel(self, options: dict[str, Any]) -> None:
+        self._decide(Action.CANCEL, options)
+
+    def _prune(self, options: dict[str, Any]) -> None:
+        if options["dry_run"]:
+            old = Message.objects.using(self.using).filter(
+                state__in=[State.SENT, State.CANCELLED], payload__isnull=False
+            )
+            count = old.alias(at=Coalesce("sent_at", "created_at")).filter(at__lt=Now() - options["older_than"]).count()
+            self.stdout.write(f"would empty {count} messages")
+            return
+        total = 0
+        for count in prune(self.using, older_than=options["older_than"], batch_size=options["batch_size"]):
+            total += count
+            if sys.stderr.isatty():
+                sys.stderr.write(f"\remptied {total} messages\x1b[K")
+        self.stdout.write(f"emptied {total} messages")
+
+    def _decide(self, action: Action, options: dict[str, Any]) -> None:
+        by = f"{getpass.getuser()}@{socket.gethostname()}"
+        refused = 0
+        for message in self._chosen(options):
+            if options["dry_run"]:
+                self.stdout.write(f"would {action.value}: {message}")
+                continue
+            try:
+                done = decide(action, message.id, reason=options["reason"], by=by, using=self.using)
+                self.stdout.write(f"{action.value}: {done}")
+            except DecisionRefused as error:
+                refused += 1
+                self.stderr.write(str(error))
+        if refused:
+            sys.exit(EXIT_REFUSED)
+
+    def _chosen(self, options: dict[str, Any]) -> Iterable[Message]:
+        if options.get("all_dead"):
+            dead = Message.objects.using(self.using).filter(state=State.DEAD).defer("payload").order_by("-id")
+            return (dead.filter(channel=options["channel"]) if options["channel"] else dead).iterator()
+        return [self._find(name) for name in options["messages"]]
+
+    def _find(self, name: str) -> Message:
+        by = {"id": int(name[1:])} if name.startswith("#") and name[1:].isdigit() else {"dedupe_key": name}
+        message = Message.objects.using(self.using).filter(**by).first()
+        if message is None:
+            raise CommandError(f"there is no message {name!r}")
+        return message
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return "".join(f"\n    {'  '.join(f'{k}={v}' for k, v in entry.items())}" for entry in value) or "none"
+    return json.dumps(value, ensure_ascii=False, indent=2) if isinstance(value, dict) else str(value)
+
+
+def _days(value: str) -> timedelta:
+    days = float(value)
+    if days <= 0:
+        raise argparse.ArgumentTypeError("must be a number of days above 0")
+    return timedelta(days=days)
