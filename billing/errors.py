@@ -17,6 +17,13 @@ class TryAgain(BillingError):
     retry_after: timedelta | None = None
 
 
+class InvalidCustomer(NeedsPerson):
+    """The customer's time zone or currency does not exist, so nothing of it can be billed."""
+
+    def __init__(self, cause: str) -> None:
+        super().__init__(f"{cause}; correct the customer, then bill again")
+
+
 class UnpricedUsage(NeedsPerson):
     """Some usage has no price at its time."""
 

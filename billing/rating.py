@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
+from zoneinfo import ZoneInfoNotFoundError
 
 from django.db import connections
 
 from billing import money
-from billing.errors import NegativeTotal, OtherCurrency, UnpricedUsage
+from billing.errors import InvalidCustomer, NegativeTotal, OtherCurrency, UnpricedUsage
 from billing.models import Customer
 from billing.periods import Period
 
@@ -94,9 +95,9 @@ def rate(customer: Customer, period: Period, cutoff_at: datetime, *, using: str 
     One line per metric, subject and price, each event priced by the version valid when it occurred; usage that
     arrived with an amount keeps it. Each line is added up exactly and rounded once, half up.
 
-    Raises UnpricedUsage, OtherCurrency, or NegativeTotal.
+    Raises UnpricedUsage, OtherCurrency, NegativeTotal, or InvalidCustomer.
     """
-    starts_at, ends_at = period.bounds(customer.timezone)
+    starts_at, ends_at = _bounds(customer, period)
     bounds: dict[str, int | datetime] = {
         "customer_id": customer.pk,
         "starts_at": starts_at,
@@ -135,3 +136,13 @@ def rate(customer: Customer, period: Period, cutoff_at: datetime, *, using: str 
     if rating.net_minor < 0:
         raise NegativeTotal(money.format_minor(rating.net_minor, customer.currency))
     return rating
+
+
+def _bounds(customer: Customer, period: Period) -> tuple[datetime, datetime]:
+    try:
+        money.exponent(customer.currency)
+        return period.bounds(customer.timezone)
+    except money.UnknownCurrency as error:
+        raise InvalidCustomer(str(error)) from error
+    except (ZoneInfoNotFoundError, ValueError) as error:
+        raise InvalidCustomer(f"{customer.timezone!r} is not an IANA time zone") from error

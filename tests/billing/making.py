@@ -9,8 +9,9 @@ MAY = datetime(2026, 5, 15, 12, tzinfo=UTC)
 
 
 def make_customer(code: str = "C1", *, currency: str = "EUR", timezone: str = "UTC") -> Customer:
+    mailbox = "".join(filter(str.isalnum, code.lower()))[:40]
     return Customer.objects.create(
-        code=code, name=f"{code} Ltd", email=f"{code.lower()}@example.com", currency=currency, timezone=timezone
+        code=code, name=f"{code} Ltd", email=f"{mailbox}@example.com", currency=currency, timezone=timezone
     )
 
 

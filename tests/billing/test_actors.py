@@ -1,0 +1,88 @@
+from datetime import timedelta
+
+import pytest
+from django.db import OperationalError
+
+from billing import actors, runs
+from billing.actors import invoice_customer
+from billing.models import Customer, Item
+from billing.periods import Period
+from leases.errors import LeaseBusy
+from tests.billing.conftest import TaxService
+from tests.billing.making import make_customer, make_usage
+
+MAY = Period.parse("2026-05")
+
+
+@pytest.fixture
+def customer(tax: TaxService) -> Customer:
+    customer = make_customer()
+    make_usage(customer, "1", amount="1.00")
+    runs.plan(MAY)
+    return customer
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, object]]:
+    """What the actor sends instead of sending it."""
+    messages: list[dict[str, object]] = []
+    monkeypatch.setattr(invoice_customer, "send_with_options", lambda **options: messages.append(options))
+    return messages
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("billing.invoicing.rating.rate", fail)
+
+
+def test_unforeseen_error_fails_the_item_and_parks_it_when_it_stays(
+    customer: Customer, sent: list[dict[str, object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing(monkeypatch, ZeroDivisionError("by what?"))
+    delays = []
+    for attempt in range(1, 6):
+        invoice_customer(customer.pk, "2026-05")
+        item = Item.objects.get()
+        assert (item.attempts, item.reason) == (attempt, "ZeroDivisionError: by what?")
+        delays.append(sent[-1]["delay"] if item.outcome == "failed" else None)
+    assert delays == [timedelta(seconds=5), timedelta(seconds=10), timedelta(seconds=20), timedelta(seconds=40), None]
+    assert Item.objects.get().outcome == "parked"
+    assert sent[0]["args"] == (customer.pk, "2026-05")
+
+
+def test_failed_item_is_cured_by_its_next_attempt(
+    customer: Customer, sent: list[dict[str, object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as broken:
+        failing(broken, OperationalError("the server closed the connection"))
+        invoice_customer(customer.pk, "2026-05")
+    assert Item.objects.get().outcome == "failed"
+    invoice_customer(customer.pk, "2026-05")
+    item = Item.objects.get()
+    assert (item.outcome, item.reason, item.retry_at, item.attempts) == ("issued", "", None, 2)
+
+
+def test_busy_customer_is_no_failure(
+    customer: Customer, sent: list[dict[str, object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def busy(*_: object, **__: object) -> None:
+        raise LeaseBusy("customer:1", holder="another", retry_after=timedelta(seconds=1))
+
+    monkeypatch.setattr(actors, "invoice", busy)
+    with pytest.raises(LeaseBusy):  # outside a worker; inside one the message goes back to the queue
+        invoice_customer(customer.pk, "2026-05")
+    item = Item.objects.get()
+    assert (item.outcome, item.attempts) == ("", 0)
+    assert not sent
+
+
+def test_failure_without_an_item_is_raised_for_the_broker_to_retry(
+    customer: Customer, sent: list[dict[str, object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Item.objects.all().delete()
+    failing(monkeypatch, ZeroDivisionError("by what?"))
+    with pytest.raises(ZeroDivisionError):
+        invoice_customer(customer.pk, "2026-05")
+    assert not sent

@@ -1,0 +1,13 @@
+"""The project's settings with short waits, for worker processes of the tests."""
+
+from datetime import timedelta
+
+from project.settings import *  # noqa: F403
+
+LEASES_TTL = timedelta(seconds=2)
+LEASES_RETRY_DELAY = timedelta(milliseconds=200)
+BILLING_TAX_TIMEOUT = timedelta(milliseconds=600)
+BILLING_TAX_LINES_PER_REQUEST = 5
+BILLING_RETRY_DELAY = timedelta(milliseconds=500)
+BILLING_ABANDONED_AFTER = timedelta(milliseconds=500)
+BILLING_STALLED_AFTER = timedelta(seconds=2)
