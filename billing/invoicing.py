@@ -59,6 +59,8 @@ def _invoice(lease: Lease, slot: Slot, cutoff_at: datetime) -> Outcome:
             extra={"event": "invoice.rated", "slot": str(slot), "lines": len(rated.lines), "usage": rated.usage.count},
         )
         if not rated.lines:
+            if existing := slot.live_invoice(using=lease.using):  # it claimed the usage since we looked
+                return _already(lease, slot, existing)
             return runs.conclude(lease, slot, Outcome.skipped("no usage"))
         if rated.net_minor == 0:
             return runs.conclude(lease, slot, Outcome.skipped("the usage adds up to zero"))

@@ -133,6 +133,7 @@ def programs(
 ) -> Programs:
     environment = {
         "DJANGO_SETTINGS_MODULE": "tests.faults.settings",
+        "LEASES_TTL_SECONDS": "2",
         "REDIS_URL": redis_server.url,
         "EMAIL_HOST": "127.0.0.1",
         "EMAIL_PORT": str(simulators["mailserver"].port),

@@ -17,6 +17,15 @@ import django
 log = logging.getLogger("tests.faults")
 
 
+def invoice(customer_id: str, period: str, wait_s: str) -> dict[str, Any]:
+    """Invoice one customer, waiting for up to `wait_s` while somebody else holds the lease."""
+    from billing.invoicing import invoice
+    from billing.periods import Period
+
+    outcome = invoice(int(customer_id), Period.parse(period), wait=timedelta(seconds=float(wait_s)))
+    return {"outcome": outcome.kind.value}
+
+
 def hold(resource: str, ttl_ms: str, until: str) -> dict[str, Any]:
     """Hold a lease until the file `until` is there."""
     from leases import hold
@@ -56,6 +65,7 @@ def naive(job: str, ttl_ms: str) -> dict[str, Any]:
 
 
 PROGRAMS: dict[str, Callable[..., dict[str, Any]]] = {
+    "invoice": invoice,
     "hold": hold,
     "lease_alone": lease_alone,
     "naive": naive,

@@ -6,7 +6,6 @@ from typing import Any
 from project.settings import *  # noqa: F403
 from project.settings import LOGGING
 
-LEASES_TTL = BILLING_LEASE_TTL = timedelta(seconds=2)
 OUTBOX_CLAIM_TTL = timedelta(seconds=3)
 EMAIL_TIMEOUT = 1
 BILLING_TAX_TIMEOUT = timedelta(milliseconds=500)
