@@ -32,7 +32,11 @@ if TYPE_CHECKING:
     from leases.holding import hold as hold
     from leases.holding import lent as lent
     from leases.lease import Lease as Lease
+    from leases.receipts import once as once
     from leases.redis_store import live as live
+    from leases.reopening import reopen as reopen
+    from leases.sending import send_once as send_once
+    from leases.sending import send_once_with_options as send_once_with_options
 
 # Models may be imported only once the apps are loading, so these names are looked up when first used.
 _PUBLIC = {
@@ -45,8 +49,26 @@ _PUBLIC = {
     "lent": "leases.holding",
     "leased": "leases.actors",
     "live": "leases.redis_store",
+    "once": "leases.receipts",
+    "reopen": "leases.reopening",
+    "send_once": "leases.sending",
+    "send_once_with_options": "leases.sending",
 }
-__all__ = ["FencedManager", "FencedModel", "FencedQuerySet", "Lease", "current_lease", "hold", "leased", "lent", "live"]
+__all__ = [
+    "FencedManager",
+    "FencedModel",
+    "FencedQuerySet",
+    "Lease",
+    "current_lease",
+    "hold",
+    "leased",
+    "lent",
+    "live",
+    "once",
+    "reopen",
+    "send_once",
+    "send_once_with_options",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -6,10 +6,11 @@ import logging
 import random
 from collections.abc import Callable
 from datetime import timedelta
-from typing import ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar, get_args
 
 import dramatiq
 from dramatiq.middleware import CurrentMessage
+from dramatiq.results import Results
 
 from leases.conf import conf
 from leases.errors import LeaseBusy, LeaseLost, LeaseUnavailable, StaleToken
@@ -20,12 +21,20 @@ logger = logging.getLogger("leases")
 P = ParamSpec("P")
 R = TypeVar("R")
 
+OnConflict = Literal["retry_later", "skip", "wait", "serial"]
+
 #: Message option that counts how often a job lost its lease.
 _LOSSES = "leases_losses"
 
 
 def leased(
-    template: str, *, ttl: timedelta | None = None, linger: timedelta = timedelta(0), using: str = "default"
+    template: str,
+    *,
+    on_conflict: OnConflict = "retry_later",
+    wait: timedelta | None = None,
+    ttl: timedelta | None = None,
+    linger: timedelta = timedelta(0),
+    using: str = "default",
 ) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
     """Have an actor run only under the lease on the resource that `template` names by its arguments.
 
@@ -33,25 +42,57 @@ def leased(
         @leased("customer:{customer_id}")
         def invoice_customer(customer_id: int, period: str) -> None: ...
 
-    While another holder has the resource, and after the lease was lost, the message goes back to its queue with a
-    jittered delay; that is no failure and uses up no retries. The delay doubles with each loss. Called outside a
+    What happens while another holder has the resource is chosen by name:
+
+    on_conflict="retry_later": the message goes back to its queue with a jittered delay.
+    "skip": the message is done; for work that the running job does anyway. Logged as `job.skipped`.
+    "wait": the worker thread waits up to `wait`, then as "retry_later".
+    "serial": one after another, in the order in which they first came to a worker, none left out.
+
+    Nothing of this is a failure or uses up retries. After a lost lease, and while Redis or the database is away, the
+    message goes back as well; the delay doubles with each loss. ttl, linger, using: as for `hold()`. Called outside a
     worker, the errors of `hold()` are raised. The broker needs Dramatiq's CurrentMessage middleware.
     """
+    if on_conflict not in get_args(OnConflict):
+        raise ValueError(f"on_conflict is one of {', '.join(get_args(OnConflict))}, not {on_conflict!r}")
+    if (wait is not None) != (on_conflict == "wait") or (wait is not None and wait <= timedelta(0)):
+        raise ValueError('on_conflict="wait" needs a positive wait, and only that policy takes one')
 
     def decorate(function: Callable[P, R]) -> Callable[P, R | None]:
+        if inspect.iscoroutinefunction(function):
+            raise TypeError(f"{function.__qualname__} is a coroutine function; a lease belongs to one thread")
         signature = inspect.signature(function)
 
         @functools.wraps(function)
         def run(*args: P.args, **kwargs: P.kwargs) -> R | None:
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
+            resource = template.format(**bound.arguments)
+            turn = None
+            message = current_message()
+            if on_conflict == "serial" and message is not None:
+                from leases.turns import Turn
+
+                turn = Turn(resource, message_id=message.message_id, using=using)
+                if not turn.has_come():
+                    return None
             try:
-                with hold(template.format(**bound.arguments), ttl=ttl, linger=linger, using=using):
+                with hold(resource, ttl=ttl, wait=wait or timedelta(0), linger=linger, using=using):
                     return function(*args, **kwargs)
-            except (LeaseBusy, LeaseUnavailable) as error:
-                _put_back(error, lost=False)
+            except LeaseBusy as error:
+                if turn is not None:
+                    turn.wait_on(error)
+                elif on_conflict == "skip":
+                    _skip(error)
+                else:
+                    put_back(error)
+            except LeaseUnavailable as error:
+                put_back(error)
             except (LeaseLost, StaleToken) as error:
-                _put_back(error, lost=True)
+                put_back(error, lost=True)
+            finally:
+                if turn is not None:
+                    turn.end()
             return None
 
         return run
@@ -59,18 +100,53 @@ def leased(
     return decorate
 
 
-def _put_back(error: Exception, *, lost: bool) -> None:
-    message = CurrentMessage.get_current_message()
+def current_message() -> "dramatiq.Message[Any] | None":
+    """Return the broker message that this thread is working on, None outside a worker."""
+    message: dramatiq.Message[Any] | None = CurrentMessage.get_current_message()
+    return message
+
+
+def wants_result() -> bool:
+    """Say whether anybody gets what the actor returns; Dramatiq warns of each result that it throws away."""
+    message = current_message()
+    if message is None or message.options.get("pipe_target") is not None:
+        return True
+    return any(isinstance(middleware, Results) for middleware in dramatiq.get_broker().middleware)
+
+
+def put_back(error: Exception, *, lost: bool = False, delay: timedelta | None = None) -> None:
+    """Enqueue the current message again after a jittered delay, using up no retry; outside a worker raise `error`.
+
+    If the process ends between this and the acknowledgement there are two messages, which lease and receipt tell apart.
+    """
+    message = current_message()
     if message is None:
         raise error
     losses = int(message.options.get(_LOSSES, 0)) + lost
-    delay: timedelta = min(conf.RETRY_DELAY * 2**losses, conf.MAX_RETRY_DELAY) * random.uniform(0.5, 1.5)  # noqa: S311
-    broker = dramatiq.get_broker()
-    # If the process ends between this and the acknowledgement there are two messages, which the lease tells apart.
-    broker.enqueue(message.copy(options={_LOSSES: losses}), delay=round(delay / timedelta(milliseconds=1)))
+    if delay is None:
+        delay = min(conf.RETRY_DELAY * 2**losses, conf.MAX_RETRY_DELAY)
+    delay *= random.uniform(0.5, 1.5)  # noqa: S311
+    again = message.copy(options={_LOSSES: losses})
+    dramatiq.get_broker().enqueue(again, delay=round(delay / timedelta(milliseconds=1)))
     logger.info(
         "Back to the queue for %.1f s: %s",
         delay.total_seconds(),
         error,
         extra={"event": "job.put_back", "message_id": message.message_id},
+    )
+
+
+def _skip(busy: LeaseBusy) -> None:
+    message = current_message()
+    if message is None:
+        raise busy
+    logger.info(
+        "Skipped: %s",
+        busy,
+        extra={
+            "event": "job.skipped",
+            "resource": busy.resource,
+            "holder": busy.holder,
+            "message_id": message.message_id,
+        },
     )

@@ -24,6 +24,16 @@ class Settings:
     MAX_RETRY_DELAY: timedelta = timedelta(minutes=5)
     #: How often the watcher looks.
     WATCH_INTERVAL: timedelta = timedelta(milliseconds=500)
+    #: How long a job that may run once waits for the first run of its key to commit, before it goes back to the queue.
+    RECEIPT_WAIT: timedelta = timedelta(seconds=2)
+    #: How long the transaction of such a job may idle: one whose process froze gives way after this.
+    RECEIPT_IDLE: timedelta = timedelta(minutes=1)
+    #: How soon a job that waits for its turn looks again, per job in front of it; jittered.
+    TURN_DELAY: timedelta = timedelta(milliseconds=250)
+    #: A job that has not looked for this long has lost its place in the line.
+    TURN_PATIENCE: timedelta = timedelta(minutes=1)
+    #: How long `send_once()` takes a key for pending; after it, an enqueue that the broker lost is made again.
+    PENDING_TTL: timedelta = timedelta(minutes=10)
 
     def __getattribute__(self, name: str) -> Any:
         return getattr(settings, f"LEASES_{name}", object.__getattribute__(self, name))

@@ -3,4 +3,4 @@
 from project.settings import *  # noqa: F403
 from project.settings import INSTALLED_APPS
 
-INSTALLED_APPS = [*INSTALLED_APPS, "tests.ledger"]
+INSTALLED_APPS = [*INSTALLED_APPS, "tests.ledger", "tests.jobs"]

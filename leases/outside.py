@@ -1,0 +1,139 @@
+"""Jobs that run once although their effect is outside the database.
+
+Between the effect and its receipt the process can die, and nobody can know afterwards whether it took effect. So a run
+is declared first, under a lease, and what a declared run without an end means is the actor's choice:
+
+* "retry": it is run again. The effect happens at least once.
+* "park": it is set aside for a person. The effect happens at most once until the person opens the key again.
+"""
+
+import logging
+import random
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+from django.db import DatabaseError
+
+from leases import fence, receipt_sql
+from leases.actors import current_message, put_back
+from leases.errors import KeyTaken, LeaseBusy, LeaseLost, LeaseUnavailable, OutcomeNotJson, StaleToken
+from leases.holding import hold
+from leases.job_models import Receipt
+from leases.lease import Lease
+
+if TYPE_CHECKING:
+    from leases.receipts import Once
+
+logger = logging.getLogger("leases")
+
+
+class NothingDone(Exception):
+    """Raised by a job whose effect is outside the database: it did not take effect and may be tried again."""
+
+
+def resource_of(key: str) -> str:
+    """Return the name of the lease that a run outside the database holds."""
+    return f"once:{key}"
+
+
+def run_outside(spec: "Once", key: str, work: Callable[[], Any], *, on_crash: Literal["retry", "park"]) -> Any:
+    """Run `work` under the key's lease, declared before and receipted after, or return what an earlier run left.
+
+    With on_crash="park" an exception parks the key too, unless it is NothingDone: a request that timed out may have
+    arrived.
+    """
+    from leases import receipts
+
+    earlier = receipts.find_earlier(spec, key)
+    if earlier is not None:
+        return earlier.outcome
+    try:
+        with hold(resource_of(key), using=spec.using) as lease:
+            return _run(spec, key, work, lease, on_crash=on_crash)
+    except (LeaseBusy, LeaseUnavailable) as error:
+        put_back(error)
+    except (LeaseLost, StaleToken) as error:
+        put_back(error, lost=True)
+    return None
+
+
+def _run(spec: "Once", key: str, work: Callable[[], Any], lease: Lease, *, on_crash: str) -> Any:
+    from leases import receipts
+
+    message = current_message()
+    started = receipt_sql.start(
+        key,
+        spec.name,
+        token=lease.token,
+        message_id=message.message_id if message else "",
+        retention=spec.retention,
+        may_repeat=on_crash == "retry",
+        using=spec.using,
+    )
+    if started is None or started[0] == Receipt.State.PARKED:
+        earlier = receipts.find_earlier(spec, key)
+        if earlier is None:
+            owner = Receipt.objects.using(spec.using).get(key=key).actor
+            raise KeyTaken(key, actor=spec.name, owner=owner)
+        return earlier.outcome
+    receipts.log("receipt.started", "Running %s.", spec, key, token=lease.token, attempt=started[1])
+    try:
+        outcome = work()
+    except NothingDone:
+        receipt_sql.forget(key, token=lease.token, using=spec.using)
+        raise
+    except BaseException as error:
+        if on_crash == "retry":
+            raise
+        _finish(spec, key, lease, state=Receipt.State.PARKED, reason=f"the run failed: {error!r:.1000}")
+        receipts.log(
+            "receipt.parked", "%s is parked: its run failed in between.", spec, key, level=logging.ERROR, error=error
+        )
+        if not isinstance(error, Exception):
+            raise
+        return None
+    try:
+        text = receipts.as_json(key, outcome)
+    except OutcomeNotJson as error:
+        # The effect is out there: running it again for the sake of its outcome would be the worse mistake.
+        logger.error("%s", error)
+        text, outcome = None, None
+    if _finish(spec, key, lease, state=Receipt.State.DONE, outcome=text):
+        receipts.log("receipt.done", "Ran %s.", spec, key, token=lease.token)
+    else:
+        receipts.log(
+            "receipt.overlapped",
+            "%s ran twice: another run began while this one had lost its lease.",
+            spec,
+            key,
+            level=logging.ERROR,
+            token=lease.token,
+        )
+    return outcome
+
+
+def _finish(
+    spec: "Once", key: str, lease: Lease, *, state: Receipt.State, outcome: str | None = None, reason: str = ""
+) -> bool:
+    """Write the end of a run, again and again while the lease lasts: without it nobody knows that it took effect."""
+    write = partial(
+        receipt_sql.finish,
+        key,
+        token=lease.token,
+        state=state.value,
+        outcome=outcome,
+        reason=reason,
+        using=spec.using,
+    )
+    while True:
+        try:
+            fence.reopen_if_closed(spec.using)
+            return write()
+        except DatabaseError as error:
+            left_s = lease.remaining().total_seconds()
+            if left_s <= 0:
+                raise
+            logger.warning("The end of %s could not be recorded: %s. It is tried again.", key, error)
+            time.sleep(min(left_s, random.uniform(0.1, 0.5)))  # noqa: S311 - jitter

@@ -1,0 +1,259 @@
+"""Jobs that run once: the effect and its receipt commit together.
+
+    @dramatiq.actor
+    @once("welcome:{user_id}")
+    def welcome(user_id: int) -> None:
+        Bonus.objects.create(user_id=user_id, points=100)
+
+A lock cannot do this. It is free again when the first run ends, and the second message is popped after that. The
+receipt is a row with a unique key that outlives the job:
+
+    first                                     second
+    1 BEGIN
+    2 INSERT receipt
+    3 INSERT bonus                            INSERT receipt: waits for the first
+    4 COMMIT                                  finds the receipt: returns its outcome, nothing runs
+      or ROLLBACK, or its process dies        the insert succeeds: this is the first run now
+
+An effect outside the database (an HTTP call, a file) cannot share the receipt's transaction. Publish it through an
+outbox, which can. An actor that insists says by name what a crash between the effect and its receipt means:
+`on_crash="retry"` (it may happen twice) or `on_crash="park"` (it may not have happened; a person decides).
+"""
+
+import functools
+import inspect
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal, ParamSpec, TypeVar
+
+from django.db import DatabaseError, connections, transaction
+
+from leases import fence, receipt_sql
+from leases.actors import current_message, put_back, wants_result
+from leases.conf import conf
+from leases.errors import KeyTaken, OutcomeNotJson, ReceiptBusy, ReceiptUnfinished
+from leases.job_keys import KeyTemplate
+from leases.job_models import Receipt
+
+logger = logging.getLogger("leases")
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_AGAIN = frozenset({"40001", "40P01"})  # serialization failure, deadlock: PostgreSQL asks to start over
+_ATTEMPTS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Once:
+    """What `once()` was told about a function; found as its attribute `once`."""
+
+    key: KeyTemplate
+    name: str
+    retention: timedelta | None
+    using: str
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """What an earlier run of the key left."""
+
+    state: str
+    outcome: Any
+
+
+def once(
+    key: str,
+    *,
+    on_crash: Literal["retry", "park"] | None = None,
+    retention: timedelta | None = None,
+    name: str | None = None,
+    using: str = "default",
+) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
+    """Have an actor take effect once per key, however often and whenever its message is delivered.
+
+    The body runs in a transaction on `using`, together with its receipt. Whoever comes second, before, during or long
+    after the first run, gets the first one's outcome and runs nothing; it is counted on the receipt. If the first run
+    takes longer than LEASES_RECEIPT_WAIT, the second goes back to the queue. If it fails or its process dies, its
+    effect and its receipt are gone together and the next message runs.
+
+    key: a template over the function's parameters, as in "welcome:{user_id}". on_crash: for an effect outside the
+    database, see above; the body then runs under a lease and outside any transaction, and may raise
+    `leases.outside.NothingDone` to say that it did not take effect. retention: how long the receipt is kept at least;
+    default for ever. name: the function's identity, default its module and name; keep the old one when it moves.
+
+    What the function returns must be JSON. Raises OutcomeNotJson, KeyTaken when another function has used the key,
+    InvalidKey, and outside a worker ReceiptBusy. Put it under `@dramatiq.actor` and under `@leased`.
+    """
+    if on_crash not in (None, "retry", "park"):
+        raise ValueError(f'on_crash is "retry" or "park", not {on_crash!r}; leave it out if the effect is a row')
+    if retention is not None and retention <= timedelta(0):
+        raise ValueError(
+            f"retention is a positive timedelta, not {retention!r}; leave it out to keep receipts for ever"
+        )
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R | None]:
+        if inspect.iscoroutinefunction(function):
+            raise TypeError(f"{function.__qualname__} is a coroutine function; once() runs in a database transaction")
+        spec = Once(
+            KeyTemplate(key, function), name or f"{function.__module__}.{function.__qualname__}", retention, using
+        )
+
+        @functools.wraps(function)
+        def run(*args: P.args, **kwargs: P.kwargs) -> R | None:
+            value = spec.key.of(*args, **kwargs)
+            work = functools.partial(function, *args, **kwargs)
+            try:
+                if on_crash is None:
+                    outcome = run_inside(spec, value, work)
+                else:
+                    from leases.outside import run_outside
+
+                    outcome = run_outside(spec, value, work, on_crash=on_crash)
+            except ReceiptBusy as busy:
+                put_back(busy)
+                return None
+            return outcome if wants_result() else None
+
+        run.once = spec  # type: ignore[attr-defined]  # how send_once() and the workload command find it
+        return run
+
+    return decorate
+
+
+def run_inside(spec: Once, key: str, work: Callable[[], Any]) -> Any:
+    """Run `work` and commit its receipt with it, or return the outcome of the run that did."""
+    nested = connections[spec.using].in_atomic_block
+    if not nested:
+        fence.reopen_if_closed(spec.using)
+    for _ in range(_ATTEMPTS):
+        earlier = find_earlier(spec, key)
+        if earlier is not None:
+            return earlier.outcome
+        try:
+            with transaction.atomic(using=spec.using):
+                receipt = _insert(spec, key)
+                outcome = work()
+                _keep_outcome(spec, key, receipt, outcome)
+        except _SomebodyElse as other:
+            if nested and other.cause is not None:
+                raise other.cause from None
+            continue
+        log("receipt.done", "Ran %s.", spec, key)
+        return outcome
+    raise ReceiptBusy(key, waited=timedelta(0))
+
+
+def find_earlier(spec: Once, key: str) -> Earlier | None:
+    """Return what an earlier run of the same function left, and count that it was asked for again."""
+    if connections[spec.using].in_atomic_block:
+        # The count would lock the row until the caller's transaction ends, and with it everybody who asks.
+        row = receipt_sql.look(key, spec.name, using=spec.using)
+        if row is not None:
+            transaction.on_commit(
+                functools.partial(receipt_sql.count, key, spec.name, using=spec.using), using=spec.using, robust=True
+            )
+    else:
+        row = receipt_sql.count(key, spec.name, using=spec.using)
+    if row is None:
+        return None
+    state, outcome = row
+    log(
+        "receipt.again",
+        "%s is parked; nothing ran." if state == Receipt.State.PARKED else "%s has run before; nothing ran.",
+        spec,
+        key,
+    )
+    return Earlier(state, outcome)
+
+
+def as_json(key: str, outcome: object) -> str | None:
+    """Return `outcome` as PostgreSQL can keep it; raises OutcomeNotJson."""
+    if outcome is None:
+        return None
+    try:
+        text = json.dumps(outcome, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise OutcomeNotJson(key, outcome=outcome, reason=str(error)) from error
+    if "\\u0000" in text:
+        raise OutcomeNotJson(key, outcome=outcome, reason="it contains a NUL character")
+    return text
+
+
+def log(
+    event: str,
+    message: str,
+    spec: Once,
+    key: str,
+    *,
+    level: int = logging.INFO,
+    error: BaseException | None = None,
+    **data: object,
+) -> None:
+    """Write one step of a job as a log line."""
+    broker_message = current_message()
+    logger.log(
+        level,
+        message,
+        key,
+        exc_info=error,
+        extra={
+            "event": event,
+            "key": key,
+            "function": spec.name,
+            "message_id": broker_message.message_id if broker_message else None,
+            **data,
+        },
+    )
+
+
+class _SomebodyElse(Exception):
+    """Another run of the key committed first; look again for what it left."""
+
+    def __init__(self, cause: Exception | None = None) -> None:
+        self.cause = cause
+
+
+def _insert(spec: Once, key: str) -> int:
+    message = current_message()
+    try:
+        receipt = receipt_sql.insert(
+            key,
+            spec.name,
+            message_id=message.message_id if message else "",
+            wait=conf.RECEIPT_WAIT,
+            idle=conf.RECEIPT_IDLE,
+            retention=spec.retention,
+            using=spec.using,
+        )
+    except DatabaseError as error:
+        if fence.sqlstate(error) == fence.LOCK_NOT_AVAILABLE:
+            raise ReceiptBusy(key, waited=conf.RECEIPT_WAIT) from error
+        if fence.sqlstate(error) in _AGAIN:
+            raise _SomebodyElse(error) from error
+        raise
+    if receipt is None:
+        _refuse_foreign(spec, key)
+        raise _SomebodyElse
+    return receipt
+
+
+def _refuse_foreign(spec: Once, key: str) -> None:
+    """Raise if the receipt that is there will never be this function's."""
+    row = Receipt.objects.using(spec.using).filter(key=key).values_list("actor", "state").first()
+    if row is None:
+        return
+    owner, state = row
+    if owner != spec.name:
+        raise KeyTaken(key, actor=spec.name, owner=owner)
+    if state == Receipt.State.STARTED:
+        raise ReceiptUnfinished(key)
+
+
+def _keep_outcome(spec: Once, key: str, receipt: int, outcome: object) -> None:
+    text = as_json(key, outcome)
+    if text is not None:
+        receipt_sql.keep_outcome(receipt, text, using=spec.using)
