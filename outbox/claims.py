@@ -102,9 +102,9 @@ class Statements:
         rows = self._rows("mark_unsent", values)
         return rows[0][0] if rows else None
 
-    def give_back(self, claim: int, ids: Iterable[int]) -> int:
-        """Give back messages that were surely not started; how many went back."""
-        return len(self._rows("give_back", {"claim": claim, "ids": list(ids)}))
+    def give_back(self, claim: int, ids: Iterable[int], delay: timedelta = timedelta(0)) -> int:
+        """Give back messages that were surely not started, due after `delay`; how many went back."""
+        return len(self._rows("give_back", {"claim": claim, "ids": list(ids), "delay": delay}))
 
     def sweep(self, channels: Iterable[Channel]) -> list[Swept]:
         """Take away what is held beyond its time, and end what may not be sent any more."""

@@ -1,21 +1,24 @@
 """One channel in one drainer: what it claimed, what it is handing over, what is to be marked."""
 
 import logging
+import math
 import threading
 import time
-from collections import Counter, defaultdict, deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
-from django.db import DataError, IntegrityError
-
-from outbox import channels, retries
+from outbox import channels
+from outbox.breaker import Breaker
 from outbox.channels.base import Answer, Outcome, Parcel
 from outbox.claims import Claim, Held, Statements
+from outbox.marking import Marks
 from outbox.senders import Answered, Senders
 
 logger = logging.getLogger("outbox.drain")
+
+WHOLE_CHANNEL = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,20 +59,20 @@ class Lane:
         self._waiting: deque[Held] = deque()
         self._claim: Claim | None = None
         self._in_hand = 0
-        self._answered: dict[int, list[Answered]] = defaultdict(list)
-        self._returning: dict[int, list[int]] = defaultdict(list)
+        self._marks = Marks(self._channel, statements, tally)
+        self._breaker = Breaker()
         self._next_claim = 0.0
         self.claims = 0
 
     @property
     def busy(self) -> bool:
         """Whether it still has messages that are claimed, on their way, or to be marked."""
-        return bool(self._waiting or self._in_hand or self._answered or self._returning)
+        return bool(self._waiting or self._in_hand or self._marks)
 
     @property
     def has_news(self) -> bool:
         """Whether there is something the database should hear at once."""
-        return bool(self._answered or self._returning)
+        return bool(self._marks)
 
     @property
     def empty(self) -> bool:
@@ -88,7 +91,11 @@ class Lane:
         """Take the next batch, if the last one is used up and it is time; how many were taken."""
         if self._waiting or self.idle_for() > 0:
             return 0
-        wanted = self._pace.batch_size if limit is None else min(limit, self._pace.batch_size)
+        if (pause := self._breaker.pause(WHOLE_CHANNEL)) > 0:
+            self._next_claim = time.monotonic() + pause
+            return 0
+        most = 1 if self._breaker.is_open(WHOLE_CHANNEL) else self._pace.batch_size
+        wanted = most if limit is None else min(limit, most)
         self._claim = self._statements.claim(self.name, limit=wanted, ttl=self._pace.claim_ttl, drainer=self._drainer)
         self.claims += 1
         taken = len(self._claim.held) if self._claim else 0
@@ -108,10 +115,10 @@ class Lane:
             if claim.deadline.remaining() < self._needed:
                 self.give_back()
                 return
-            batch = [self._waiting[i] for i in range(min(self._micro_batch, len(self._waiting)))]
+            batch = self._next_batch(claim.number)
+            if not batch:
+                return
             attempts = self._declare(claim.number, [held.id for held in batch])
-            for _ in batch:
-                self._waiting.popleft()
             parcels = [
                 Parcel(held.id, self.name, held.dedupe_key, held.payload, attempts[held.id], claim.deadline)
                 for held in batch
@@ -120,7 +127,7 @@ class Lane:
             skipped = [held.id for held in batch if held.id not in attempts]
             if skipped:
                 # Not ours any more, past its deadline, or being cancelled right now: whoever has it decides.
-                self._returning[claim.number].extend(skipped)
+                self._marks.give_back(claim.number, skipped)
             if parcels:
                 self._log("outbox.intent", f"about to hand over {len(parcels)}", claim.number, batch)
                 self._in_hand += 1
@@ -128,37 +135,19 @@ class Lane:
 
     def answered(self, answered: Answered) -> None:
         """Take note of what became of one message; `mark()` writes it down."""
-        if answered.answer.outcome is Outcome.NOT_STARTED:
-            self._returning[answered.claim].append(answered.parcel.id)
-        else:
-            self._answered[answered.claim].append(answered)
+        self._marks.answered(answered)
+        if answered.answer.outcome is not Outcome.NOT_STARTED:
+            self._watch(self._channel.host(answered.parcel.payload), answered.answer)
         self._in_hand -= answered.last
 
     def mark(self) -> None:
-        """Write down what is known. What cannot be written now is kept, and tried again at the next turn."""
-        while self._answered:
-            claim, answered = next(iter(self._answered.items()))
-            ids = [one.parcel.id for one in answered]
-            logger.info("marking %d", len(ids), extra={"event": "outbox.marking", "claim": claim, "outbox_ids": ids})
-            accepted = {a.parcel.id: a.answer for a in answered if a.answer.outcome is Outcome.ACCEPTED}
-            if accepted:
-                self._mark_sent(claim, accepted)
-            # From here on only the others are left to write, also after an error in between.
-            answered[:] = [one for one in answered if one.parcel.id not in accepted]
-            while answered:
-                self._mark_unsent(claim, answered[0])
-                answered.pop(0)
-            del self._answered[claim]
-            logger.info("marked %d", len(ids), extra={"event": "outbox.marked", "claim": claim, "outbox_ids": ids})
-        while self._returning:
-            claim, returning = next(iter(self._returning.items()))
-            self._tally["given_back"] += self._statements.give_back(claim, returning)
-            del self._returning[claim]
+        """Write down what is known."""
+        self._marks.write()
 
     def give_back(self) -> None:
         """Give back everything that is claimed and not started; the database hears of it with the next `mark()`."""
         if self._claim is not None and self._waiting:
-            self._returning[self._claim.number].extend(held.id for held in self._waiting)
+            self._marks.give_back(self._claim.number, [held.id for held in self._waiting])
             self._waiting.clear()
             self._next_claim = 0.0
 
@@ -166,60 +155,41 @@ class Lane:
         """End the sending threads."""
         self._senders.close()
 
+    def _next_batch(self, claim: int) -> list[Held]:
+        """The next few whose receivers may be tried; the others go back."""
+        batch: list[Held] = []
+        while self._waiting and len(batch) < self._micro_batch:
+            held = self._waiting.popleft()
+            host = self._channel.host(held.payload)
+            if self._breaker.may_try(host):
+                batch.append(held)
+            elif host == WHOLE_CHANNEL:
+                self._waiting.appendleft(held)
+                self.give_back()
+            else:
+                pause = timedelta(seconds=math.ceil(self._breaker.pause(host)))
+                self._marks.give_back(claim, [held.id], pause)
+        return batch
+
+    def _watch(self, host: str, answer: Answer) -> None:
+        if self._breaker.record(host, unreachable=answer.unreachable):
+            away = self._breaker.is_open(host)
+            logger.log(
+                logging.ERROR if away else logging.INFO,
+                "%s %s",
+                f"{self.name} {host}".strip(),
+                f"is away, and is tried rarely now: {answer.detail}" if away else "is back",
+                extra={"event": f"outbox.breaker_{'opened' if away else 'closed'}", "channel": self.name, "host": host},
+            )
+
     def _declare(self, claim: int, ids: list[int]) -> dict[int, int]:
         try:
             return self._statements.intend(claim, ids)
         except Exception:
             # Whether it was committed is not known; that nothing was handed over is.
+            self._marks.give_back(claim, ids)
             self.give_back()
             raise
-
-    def _mark_sent(self, claim: int, accepted: dict[int, Answer]) -> None:
-        try:
-            sent = self._statements.mark_sent(claim, accepted)
-        except (DataError, IntegrityError):
-            if len(accepted) > 1:  # one bad answer must not leave its neighbours in doubt
-                for id, answer in accepted.items():
-                    self._mark_sent(claim, {id: answer})
-                return
-            logger.exception("cannot mark %s as sent; it will be in doubt", list(accepted))
-            return
-        self._tally["sent"] += len(sent)
-        self._too_late(claim, set(accepted) - sent)
-
-    def _mark_unsent(self, claim: int, answered: Answered) -> None:
-        parcel, answer = answered.parcel, answered.answer
-        delay = retries.delay(parcel.attempt, answer.retry_after)
-        state = self._statements.mark_unsent(claim, parcel.id, answer, self._channel, delay)
-        if state is None:
-            self._too_late(claim, {parcel.id}, answer)
-            return
-        self._tally[state if state != "pending" else "retried"] += 1
-        level = logging.INFO if state == "pending" else logging.ERROR
-        logger.log(
-            level,
-            "%s: %s, now %s: %s",
-            parcel.dedupe_key,
-            answer.outcome.value,
-            state,
-            answer.detail,
-            extra={
-                "event": "outbox.in_doubt" if state == "in_doubt" else f"outbox.{state}",
-                "outbox_id": parcel.id,
-                "channel": self.name,
-                "claim": claim,
-            },
-        )
-
-    def _too_late(self, claim: int, ids: set[int], answer: Answer | None = None) -> None:
-        if ids:
-            self._tally["too_late"] += len(ids)
-            logger.warning(
-                "the outcome %s of %s came after a newer claim or a decision, and changed nothing",
-                answer.outcome.value if answer else "accepted",
-                sorted(ids),
-                extra={"event": "outbox.too_late", "claim": claim, "outbox_ids": sorted(ids)},
-            )
 
     def _log(self, event: str, words: str, claim: int, messages: list[Held]) -> None:
         if logger.isEnabledFor(logging.INFO):

@@ -32,12 +32,13 @@ def channel(name: str) -> Channel:
     unknown = set(config) - {"BACKEND", "IN_DOUBT", "OPTIONS"}
     if unknown:
         raise InvalidSetting(setting, f"unknown keys {', '.join(sorted(unknown))}; use BACKEND, IN_DOUBT, OPTIONS")
-    if config.get("IN_DOUBT", "park") not in ("park", "resend"):
+    if config.get("IN_DOUBT") not in (None, "park", "resend"):
         raise InvalidSetting(setting, f'IN_DOUBT is "park" or "resend", not {config["IN_DOUBT"]!r}')
     try:
         backend = import_string(config["BACKEND"])
         made: Channel = backend(name, **config.get("OPTIONS", {}))
     except (KeyError, ImportError, TypeError) as error:
         raise InvalidSetting(setting, f"cannot make the channel: {error!r}") from error
-    made.resend_when_in_doubt = config.get("IN_DOUBT", "park") == "resend"
+    if config.get("IN_DOUBT"):
+        made.resend_when_in_doubt = config["IN_DOUBT"] == "resend"
     return made

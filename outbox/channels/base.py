@@ -128,6 +128,10 @@ class Channel(ABC):
         PermanentFailure for what no retry can cure. Any other exception is taken as UNKNOWN.
         """
 
+    def host(self, payload: Any) -> str:
+        """Whom an outage would be of, where a channel has many receivers; "" for the channel as a whole."""
+        return ""
+
     @property
     def send_timeout(self) -> timedelta:
         """How long one send takes at most before it is certain or unknown; nothing is started with less time left."""

@@ -25,7 +25,7 @@ UPDATE outbox_message AS m
                AND first_attempt_at + %(retry_for)s > clock_timestamp() + %(delay)s AS again
           FROM (SELECT id, attempts, first_attempt_at,
                        %(outcome)s = 'unknown' OR resend_until IS NOT NULL AS doubtful,
-                       coalesce(resend_until, CASE WHEN %(resend_always)s THEN 'infinity'
+                       coalesce(resend_until, CASE WHEN %(resend_always)s THEN timestamptz '9000-01-01'
                                                    ELSE first_attempt_at + %(key_window)s END) AS window_end
                   FROM outbox_message
                  WHERE id = %(id)s) AS now) AS d

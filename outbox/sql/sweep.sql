@@ -25,7 +25,7 @@ UPDATE outbox_message AS m
                                 CASE WHEN %(windows)s::jsonb ? channel
                                      THEN coalesce(first_attempt_at
                                                    + (%(windows)s::jsonb ->> channel)::float8 * interval '1 second',
-                                                   'infinity') END) AS window_end
+                                                   timestamptz '9000-01-01') END) AS window_end
                   FROM outbox_message
                  WHERE state IN ('claimed', 'sending')
                    AND (claimed_until < clock_timestamp() OR claimed_until > clock_timestamp() + %(max_ttl)s)

@@ -1,0 +1,69 @@
+"""The job channel: an actor is enqueued by a committed transaction only."""
+
+import time
+import uuid
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+from outbox.channels.base import Answer, Channel, Outcome, Parcel
+from outbox.errors import InvalidContent, PermanentFailure
+
+FIELDS = {"actor", "args", "kwargs", "options"}
+
+
+class JobChannel(Channel):
+    """Sends a Dramatiq message, with the same message id on every attempt.
+
+    A broker delivers at least once anyway, so an unknown outcome is sent again: an actor must bear that. Content: actor
+    (its name), optional args, kwargs, options. The actor is declared where publish() is called.
+    """
+
+    micro_batch = 20
+    resend_when_in_doubt = True
+
+    def prepare(self, content: Mapping[str, Any], *, dedupe_key: str) -> Any:
+        """The broker message, complete."""
+        if not {"actor"} <= set(content) <= FIELDS:
+            raise InvalidContent(self.name, f"it has the fields {sorted(content)}, not actor, args, kwargs, options")
+        import dramatiq  # only projects that use this channel have it
+
+        try:
+            actor = dramatiq.get_broker().get_actor(content["actor"])
+        except dramatiq.ActorNotFound:
+            raise InvalidContent(self.name, f"there is no actor {content['actor']!r} in this process") from None
+        args, kwargs, options = content.get("args", []), content.get("kwargs", {}), content.get("options", {})
+        if not isinstance(args, list) or not isinstance(kwargs, Mapping) or not isinstance(options, Mapping):
+            raise InvalidContent(self.name, "args is a list, kwargs and options are objects")
+        return {
+            "queue_name": actor.queue_name,
+            "actor_name": actor.actor_name,
+            "args": args,
+            "kwargs": dict(kwargs),
+            "options": dict(options),
+            "message_id": str(uuid.uuid4()),
+            "message_timestamp": int(time.time() * 1000),
+        }
+
+    def send(self, parcel: Parcel) -> Answer:
+        """Enqueue it. A broker that fails says nothing about the message, so that costs no attempt."""
+        import dramatiq  # only projects that use this channel have it
+
+        try:
+            message: dramatiq.Message[Any] = dramatiq.Message(**parcel.payload)
+            message.encode()
+        except Exception as error:
+            raise PermanentFailure(f"the broker message cannot be made: {error!r}") from error
+        broker = dramatiq.get_broker()
+        parcel.deadline.check()
+        try:
+            broker.declare_queue(message.queue_name)
+            broker.enqueue(message)
+        except Exception as error:
+            return Answer(Outcome.UNKNOWN, f"{type(error).__name__}: {error}", unreachable=True)
+        return Answer(Outcome.ACCEPTED, provider_id=message.message_id)
+
+    @property
+    def send_timeout(self) -> timedelta:
+        """As long as a broker's client may try again by itself."""
+        return timedelta(seconds=60)

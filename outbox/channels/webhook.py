@@ -1,0 +1,213 @@
+"""The webhook channel: signed POSTs to known receivers, as Standard Webhooks (standardwebhooks.com) says."""
+
+import base64
+import binascii
+import contextlib
+import email.utils
+import hashlib
+import hmac
+import http.client
+import json
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+from urllib.parse import urlsplit
+
+from django.utils import timezone
+
+from outbox.channels.addresses import ForbiddenAddress, Network, networks, resolve
+from outbox.channels.base import Answer, Channel, Outcome, Parcel
+from outbox.errors import InvalidContent, InvalidSetting, PermanentFailure
+
+# What no repetition of the same request can cure.
+_REFUSED_FOR_GOOD = {400, 410, 413, 415, 422}
+# A gateway says that it does not know what became of the request behind it.
+_UNKNOWN = {502, 504}
+_MOST_OF_AN_ANSWER = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Receiver:
+    """Where to POST, and the secrets to sign with, newest first: during a rotation all of them sign."""
+
+    url: str
+    secrets: Sequence[bytes]
+
+    @property
+    def host(self) -> str:
+        """Whom an outage would be of."""
+        return urlsplit(self.url).netloc
+
+
+class WebhookChannel(Channel):
+    """POSTs a message's JSON to a receiver, with the same webhook-id on every attempt, until it says 2xx.
+
+    Content: receiver (an id of `receivers`), type, data. OPTIONS:
+    receivers: {id: {"url": "https://…", "secrets": ["whsec_…", …]}};
+    timeout_seconds: how long one request may take in all, default 15;
+    allow_private: networks beyond the public ones that may be reached, as in ["10.1.2.0/24"]; also without TLS;
+    key_window_hours: how long receivers recognise a webhook-id they have seen, default 72.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        receivers: Mapping[str, Mapping[str, Any]],
+        timeout_seconds: float = 15.0,
+        allow_private: Sequence[str] = (),
+        key_window_hours: float = 72.0,
+    ) -> None:
+        super().__init__(name)
+        self._timeout = timeout_seconds
+        self.key_window = timedelta(hours=key_window_hours)
+        try:
+            self._allowed: list[Network] = networks(allow_private)
+        except ValueError as error:
+            raise InvalidSetting(f"allow_private of channel {name!r}", str(error)) from error
+        self._receivers = {id: _receiver(name, id, config) for id, config in receivers.items()}
+
+    def prepare(self, content: Mapping[str, Any], *, dedupe_key: str) -> Any:
+        """The body and the webhook-id, which stay the same on every attempt."""
+        if set(content) != {"receiver", "type", "data"}:
+            raise InvalidContent(self.name, f"it has the fields {sorted(content)}, not receiver, type and data")
+        if content["receiver"] not in self._receivers:
+            raise InvalidContent(self.name, f"there is no receiver {content['receiver']!r}")
+        body = {"type": content["type"], "timestamp": timezone.now().isoformat(), "data": content["data"]}
+        return {
+            "receiver": content["receiver"],
+            "id": "msg_" + hashlib.sha256(f"{self.name}:{dedupe_key}".encode()).hexdigest()[:40],
+            "body": json.dumps(body, separators=(",", ":"), ensure_ascii=False),
+        }
+
+    def host(self, payload: Any) -> str:
+        """The receiver's host."""
+        receiver = self._receivers.get(payload.get("receiver", "")) if isinstance(payload, dict) else None
+        return receiver.host if receiver else ""
+
+    @property
+    def send_timeout(self) -> timedelta:
+        """Name resolution, connection, request and answer."""
+        return timedelta(seconds=self._timeout)
+
+    def send(self, parcel: Parcel) -> Answer:
+        """One POST. It is not repeated here, and no redirect is followed."""
+        try:
+            receiver = self._receivers[parcel.payload["receiver"]]
+            body = parcel.payload["body"].encode()
+            headers = sign(receiver.secrets, parcel.payload["id"], int(time.time()), body)
+        except (LookupError, TypeError, AttributeError) as error:
+            raise PermanentFailure(f"its receiver or its body is gone: {error!r}") from error
+        try:
+            connection = self._connect(receiver.url)
+        except ForbiddenAddress as error:
+            raise PermanentFailure(str(error)) from error
+        except OSError as error:
+            return Answer(Outcome.NOT_HANDED_OVER, f"no connection to {receiver.host}: {error}", unreachable=True)
+        # A receiver that drips its answer byte by byte never runs into the timeout of a single read.
+        cutter = threading.Timer(self._timeout, _cut, [connection])
+        cutter.start()
+        try:
+            parcel.deadline.check()
+            parts = urlsplit(receiver.url)
+            path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+            connection.request("POST", path, body, headers)
+            response = connection.getresponse()
+            words = f"{response.status} {_start_of(response)}".strip()
+            return _answer(response, words)
+        except (OSError, http.client.HTTPException) as error:
+            return Answer(Outcome.UNKNOWN, f"{receiver.host} did not answer: {type(error).__name__}: {error}")
+        finally:
+            cutter.cancel()
+            connection.close()
+
+    def _connect(self, url: str) -> http.client.HTTPConnection:
+        parts = urlsplit(url)
+        tls = parts.scheme == "https"
+        host, port = parts.hostname or "", parts.port or (443 if tls else 80)
+        address = resolve(host, port, self._allowed, public=tls)
+        kind = http.client.HTTPSConnection if tls else http.client.HTTPConnection
+        connection = kind(host, port, timeout=self._timeout)
+        connected = socket.create_connection(address, self._timeout)
+        try:
+            if tls:
+                connected = ssl.create_default_context().wrap_socket(connected, server_hostname=host)
+        except OSError:
+            connected.close()
+            raise
+        connection.sock = connected
+        return connection
+
+
+def sign(secrets: Sequence[bytes], id: str, timestamp: int, body: bytes) -> dict[str, str]:
+    """The headers of Standard Webhooks: HMAC-SHA256 over id, timestamp and body, with every secret."""
+    signed = b"%s.%d.%s" % (id.encode(), timestamp, body)
+    signatures = [base64.b64encode(hmac.digest(secret, signed, "sha256")).decode() for secret in secrets]
+    return {
+        "content-type": "application/json",
+        "user-agent": "outbox",
+        "webhook-id": id,
+        "webhook-timestamp": str(timestamp),
+        "webhook-signature": " ".join(f"v1,{signature}" for signature in signatures),
+    }
+
+
+def _answer(response: http.client.HTTPResponse, words: str) -> Answer:
+    status = response.status
+    if status // 100 == 2:
+        return Answer(Outcome.ACCEPTED, words, provider_id=words)
+    if status // 100 == 3:
+        words = f"{words} (redirects to {response.getheader('location')}, which is not followed)"
+    if status in _REFUSED_FOR_GOOD:
+        return Answer(Outcome.REFUSED_PERMANENTLY, words)
+    outcome = Outcome.UNKNOWN if status in _UNKNOWN else Outcome.REFUSED_TEMPORARILY
+    return Answer(outcome, words, retry_after=_retry_after(response.getheader("retry-after")))
+
+
+def _retry_after(value: str | None) -> timedelta | None:
+    """Seconds or a date (RFC 9110 10.2.3); at most a day."""
+    if not value:
+        return None
+    try:
+        seconds = float(value)
+    except ValueError:
+        try:
+            seconds = (email.utils.parsedate_to_datetime(value) - timezone.now()).total_seconds()
+        except (TypeError, ValueError):
+            return None
+    return timedelta(seconds=min(max(seconds, 0.0), 86_400.0)) if seconds == seconds else None
+
+
+def _start_of(response: http.client.HTTPResponse) -> str:
+    """The answer's text as far as a person wants to see it; what the status says stands without it."""
+    try:
+        return response.read(_MOST_OF_AN_ANSWER).decode("utf-8", "replace")
+    except (OSError, http.client.HTTPException):
+        return ""
+
+
+def _cut(connection: http.client.HTTPConnection) -> None:
+    with contextlib.suppress(OSError, AttributeError):
+        connection.sock.shutdown(socket.SHUT_RDWR)
+
+
+def _receiver(channel: str, id: str, config: Mapping[str, Any]) -> Receiver:
+    setting = f"receiver {id!r} of channel {channel!r}"
+    parts = urlsplit(str(config.get("url", "")))
+    if parts.scheme not in ("https", "http") or not parts.hostname or parts.username:
+        raise InvalidSetting(setting, f"its url is {config.get('url')!r}, not https://host/path")
+    secrets = config.get("secrets") or []
+    if not secrets or isinstance(secrets, str):
+        raise InvalidSetting(setting, "it has no list of secrets")
+    try:
+        keys = [base64.b64decode(secret.removeprefix("whsec_"), validate=True) for secret in secrets]
+    except (AttributeError, binascii.Error) as error:
+        raise InvalidSetting(setting, "a secret is not whsec_ and base64") from error
+    if any(len(key) < 24 for key in keys):
+        raise InvalidSetting(setting, "a secret has less than 24 bytes")
+    return Receiver(config["url"], keys)

@@ -1,0 +1,111 @@
+"""What is known about messages and not yet written down."""
+
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from datetime import timedelta
+
+from django.db import DataError, IntegrityError
+
+from outbox import retries
+from outbox.channels.base import Answer, Channel, Outcome
+from outbox.claims import Statements
+from outbox.senders import Answered
+
+logger = logging.getLogger("outbox.drain")
+
+NO_DELAY = timedelta(0)
+
+
+class Marks:
+    """Collects answers, and messages to give back, and writes them down in batches.
+
+    What cannot be written because the database is gone is kept, and written later: a proof counts however late.
+    """
+
+    def __init__(self, channel: Channel, statements: Statements, tally: Counter[str]) -> None:
+        self._channel = channel
+        self._statements = statements
+        self._tally = tally
+        self._answered: dict[int, list[Answered]] = defaultdict(list)
+        self._returning: dict[tuple[int, timedelta], list[int]] = defaultdict(list)
+
+    def __bool__(self) -> bool:
+        return bool(self._answered or self._returning)
+
+    def answered(self, answered: Answered) -> None:
+        """Take note of what became of one message."""
+        if answered.answer.outcome is Outcome.NOT_STARTED:
+            self.give_back(answered.claim, [answered.parcel.id])
+        else:
+            self._answered[answered.claim].append(answered)
+
+    def give_back(self, claim: int, ids: Iterable[int], delay: timedelta = NO_DELAY) -> None:
+        """Take note of messages that go back, due after `delay`."""
+        self._returning[claim, delay].extend(ids)
+
+    def write(self) -> None:
+        """Write everything down. Raises what the database raises; what was not written then is still here."""
+        while self._answered:
+            claim, answered = next(iter(self._answered.items()))
+            ids = [one.parcel.id for one in answered]
+            logger.info("marking %d", len(ids), extra={"event": "outbox.marking", "claim": claim, "outbox_ids": ids})
+            accepted = {a.parcel.id: a.answer for a in answered if a.answer.outcome is Outcome.ACCEPTED}
+            if accepted:
+                self._mark_sent(claim, accepted)
+                answered[:] = [one for one in answered if one.parcel.id not in accepted]
+            while answered:
+                self._mark_unsent(claim, answered[0])
+                answered.pop(0)
+            del self._answered[claim]
+            logger.info("marked %d", len(ids), extra={"event": "outbox.marked", "claim": claim, "outbox_ids": ids})
+        while self._returning:
+            (claim, delay), returning = next(iter(self._returning.items()))
+            self._tally["given_back"] += self._statements.give_back(claim, returning, delay)
+            del self._returning[claim, delay]
+
+    def _mark_sent(self, claim: int, accepted: dict[int, Answer]) -> None:
+        try:
+            sent = self._statements.mark_sent(claim, accepted)
+        except (DataError, IntegrityError):
+            if len(accepted) > 1:  # one bad answer must not leave its neighbours in doubt
+                for id, answer in accepted.items():
+                    self._mark_sent(claim, {id: answer})
+                return
+            logger.exception("cannot mark %s as sent; it will be in doubt", list(accepted))
+            return
+        self._tally["sent"] += len(sent)
+        self._too_late(claim, set(accepted) - sent, Outcome.ACCEPTED)
+
+    def _mark_unsent(self, claim: int, answered: Answered) -> None:
+        parcel, answer = answered.parcel, answered.answer
+        delay = retries.delay(parcel.attempt, answer.retry_after)
+        state = self._statements.mark_unsent(claim, parcel.id, answer, self._channel, delay)
+        if state is None:
+            self._too_late(claim, {parcel.id}, answer.outcome)
+            return
+        self._tally["retried" if state == "pending" else state] += 1
+        logger.log(
+            logging.INFO if state == "pending" else logging.ERROR,
+            "%s: %s, now %s: %s",
+            parcel.dedupe_key,
+            answer.outcome.value,
+            state,
+            answer.detail,
+            extra={
+                "event": "outbox.retried" if state == "pending" else f"outbox.{state}",
+                "outbox_id": parcel.id,
+                "channel": self._channel.name,
+                "claim": claim,
+            },
+        )
+
+    def _too_late(self, claim: int, ids: set[int], outcome: Outcome) -> None:
+        if ids:
+            self._tally["too_late"] += len(ids)
+            logger.warning(
+                "the outcome %r of %s came after a newer claim or a decision, and changed nothing",
+                outcome.value,
+                sorted(ids),
+                extra={"event": "outbox.too_late", "claim": claim, "outbox_ids": sorted(ids)},
+            )
