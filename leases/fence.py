@@ -59,8 +59,10 @@ SELECT set_config('leases.presented', jsonb_build_object(
   FROM fence, earlier
 """
 
+# Not worth waiting for the disk: lost in a crash of the server, it makes a false alarm, nothing worse.
 _END = """
-UPDATE leases_leaserecord SET ended_at = clock_timestamp(), "end" = %(end)s
+WITH hurried AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true))
+UPDATE leases_leaserecord SET ended_at = clock_timestamp(), "end" = %(end)s FROM hurried
  WHERE resource = %(resource)s AND token = %(token)s AND ended_at IS NULL
 """
 

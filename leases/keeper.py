@@ -7,6 +7,7 @@ safe deadline, which counts from before the request that was last answered; a de
 import heapq
 import itertools
 import logging
+import math
 import os
 import threading
 import weakref
@@ -46,6 +47,7 @@ class Keeper:
         self._due: list[tuple[float, int, weakref.ref[Lease]]] = []
         self._order = itertools.count()
         self._thread: threading.Thread | None = None
+        self._wakes_at = 0.0
 
     def keep(self, lease: "Lease") -> None:
         """Renew `lease` from now on."""
@@ -54,7 +56,9 @@ class Keeper:
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._work, name="leases-keeper", daemon=True)
                 self._thread.start()
-            self._wake.notify()
+            # Most leases are due after the one it waits for anyway; waking it for each costs more than renewing.
+            if lease.next_renewal < self._wakes_at:
+                self._wake.notify()
 
     def _schedule(self, lease: "Lease") -> None:
         heapq.heappush(self._due, (lease.next_renewal, next(self._order), weakref.ref(lease)))
@@ -72,7 +76,9 @@ class Keeper:
                 now = boottime()
                 if self._due and self._due[0][0] <= now:
                     break
-                self._wake.wait(self._due[0][0] - now if self._due else None)
+                self._wakes_at = self._due[0][0] if self._due else math.inf
+                self._wake.wait(self._wakes_at - now if self._due else None)
+            self._wakes_at = 0.0
             leases: list[Lease] = []
             while self._due and self._due[0][0] <= now and len(leases) < _BATCH:
                 lease = heapq.heappop(self._due)[2]()

@@ -3,6 +3,7 @@
 import os
 import socket
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 
@@ -19,14 +20,19 @@ class ProcessIdentity:
 
     @classmethod
     def own(cls) -> "ProcessIdentity":
-        pid = os.getpid()
-        return cls(socket.gethostname(), pid, _started(pid) or "")
+        """Return the identity of this process, which a forked child does not share."""
+        return _identity(os.getpid())
 
     def is_gone(self) -> bool | None:
         """Say whether the process has ended; None if that cannot be known from this machine."""
         if self.host != socket.gethostname() or not self.started or not Path("/proc/self/stat").exists():
             return None
         return _started(self.pid) != self.started
+
+
+@lru_cache(maxsize=1)
+def _identity(pid: int) -> ProcessIdentity:
+    return ProcessIdentity(socket.gethostname(), pid, _started(pid) or "")
 
 
 def _started(pid: int) -> str | None:

@@ -44,3 +44,15 @@ class Forgetful(FencedModel):
 
     def __str__(self) -> str:
         return self.region
+
+
+class Plain(models.Model):
+    """Entry without the fence, to compare with."""
+
+    account = models.ForeignKey(Account, on_delete=models.CASCADE, related_name="+")
+    amount_minor = models.BigIntegerField(default=0)
+    memo = models.CharField(max_length=50, default="")
+    token = models.BigIntegerField(default=0)
+
+    def __str__(self) -> str:
+        return f"{self.account_id}: {self.amount_minor}"
