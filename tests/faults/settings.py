@@ -10,6 +10,9 @@ OUTBOX_CLAIM_TTL = timedelta(seconds=3)
 EMAIL_TIMEOUT = 1
 BILLING_TAX_TIMEOUT = timedelta(milliseconds=500)
 BILLING_TAX_LINES_PER_REQUEST = 2
+BILLING_ABANDONED_AFTER = timedelta(seconds=1)
+BILLING_STALLED_AFTER = timedelta(seconds=3)
+LEASES_RETRY_DELAY = timedelta(seconds=1)
 
 logging_settings: Any = LOGGING
 logging_settings["handlers"]["fault"] = {"class": "tests.faults.steps.FaultHandler"}

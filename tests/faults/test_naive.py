@@ -91,3 +91,21 @@ def test_crash_between_send_and_acknowledge_mails_again(
 def test_crash_between_save_and_send_loses_the_mail(work: Work, mails: MailRecord) -> None:
     assert work("SIGKILL naive.saved").killed()
     assert (invoices(), mails.to(ADDRESS)) == (1, 0)
+
+
+def test_flushall_lets_a_second_in_while_the_first_works(
+    work: Work, mails: MailRecord, redis_client: "redis.Redis"
+) -> None:
+    first = work("SIGSTOP naive.taxed", ttl_ms=60_000)
+    first.reached()
+    redis_client.flushall()
+    assert work().end() == {"outcome": "worked"}
+    first.wake()
+    first.end()
+    assert (invoices(), mails.to(ADDRESS)) == (2, 2)
+
+
+def test_message_delivered_again_invoices_again(work: Work, mails: MailRecord) -> None:
+    for _ in range(2):
+        assert work().end() == {"outcome": "worked"}
+    assert (invoices(), mails.to(ADDRESS)) == (2, 2)
