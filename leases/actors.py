@@ -5,16 +5,19 @@ import inspect
 import logging
 import random
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any, Literal, ParamSpec, TypeVar, get_args
 
 import dramatiq
+from django.db import connections
 from dramatiq.middleware import CurrentMessage
 from dramatiq.results import Results
 
 from leases.conf import conf
 from leases.errors import LeaseBusy, LeaseLost, LeaseUnavailable, StaleToken
 from leases.holding import hold
+from leases.interrupts import LeaseInterrupt, interrupted_on_loss
 
 logger = logging.getLogger("leases")
 
@@ -49,9 +52,11 @@ def leased(
     "wait": the worker thread waits up to `wait`, then as "retry_later".
     "serial": one after another, in the order in which they first came to a worker, none left out.
 
-    Nothing of this is a failure or uses up retries. After a lost lease, and while Redis or the database is away, the
-    message goes back as well; the delay doubles with each loss. ttl, linger, using: as for `hold()`. Called outside a
-    worker, the errors of `hold()` are raised. The broker needs Dramatiq's CurrentMessage middleware.
+    A job that loses its lease is interrupted by LeaseInterrupt, which no `except Exception` catches; lines that must
+    not be cut in two go into `lease.shielded()`. Nothing of this is a failure or uses up retries. After a lost lease,
+    and while Redis or the database is away, the message goes back as well; the delay doubles with each loss. ttl,
+    linger, using: as for `hold()`. Called outside a worker, the errors of `hold()` are raised. The broker needs
+    Dramatiq's CurrentMessage middleware.
     """
     if on_conflict not in get_args(OnConflict):
         raise ValueError(f"on_conflict is one of {', '.join(get_args(OnConflict))}, not {on_conflict!r}")
@@ -77,7 +82,10 @@ def leased(
                 if not turn.has_come():
                     return None
             try:
-                with hold(resource, ttl=ttl, wait=wait or timedelta(0), linger=linger, using=using):
+                with (
+                    hold(resource, ttl=ttl, wait=wait or timedelta(0), linger=linger, using=using) as lease,
+                    interrupted_on_loss(lease) if message is not None else nullcontext(),
+                ):
                     return function(*args, **kwargs)
             except LeaseBusy as error:
                 if turn is not None:
@@ -90,6 +98,10 @@ def leased(
                 put_back(error)
             except (LeaseLost, StaleToken) as error:
                 put_back(error, lost=True)
+            except LeaseInterrupt as interrupt:
+                # It may have landed in the middle of an exchange with the server.
+                connections.close_all()
+                put_back(interrupt, lost=True)
             finally:
                 if turn is not None:
                     turn.end()
@@ -114,7 +126,7 @@ def wants_result() -> bool:
     return any(isinstance(middleware, Results) for middleware in dramatiq.get_broker().middleware)
 
 
-def put_back(error: Exception, *, lost: bool = False, delay: timedelta | None = None) -> None:
+def put_back(error: BaseException, *, lost: bool = False, delay: timedelta | None = None) -> None:
     """Enqueue the current message again after a jittered delay, using up no retry; outside a worker raise `error`.
 
     If the process ends between this and the acknowledgement there are two messages, which lease and receipt tell apart.

@@ -17,6 +17,9 @@ from leases.lease import Lease
 class LeaseInterrupt(Interrupt):
     """The lease of the running job is lost; raised in the job's thread, and never caught by `except Exception`."""
 
+    def __init__(self) -> None:
+        super().__init__("The lease of the running job is lost; the job has to run again.")
+
 
 @contextmanager
 def interrupted_on_loss(lease: Lease) -> Iterator[None]:

@@ -1,0 +1,101 @@
+"""A worker's job that lost its lease is interrupted, goes back to the queue, and leaves its thread fit for the next."""
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import dramatiq
+import pytest
+from django.db import connection
+
+from leases import leased
+from tests.leases.conftest import steal
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+SHORT = timedelta(milliseconds=600)
+running = threading.Event()
+done = threading.Event()
+ended_by: list[str] = []
+
+
+def note_how_it_ends(work: Any) -> None:
+    running.set()
+    try:
+        work()
+    except BaseException as error:
+        ended_by.append(type(error).__name__)
+        raise
+
+
+def loop() -> None:
+    while True:
+        pass
+
+
+def sleep_in_sql() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_sleep(60)")
+
+
+def sleep_in_c() -> None:
+    time.sleep(1.5)
+
+
+WORK = {"loop": loop, "pg_sleep": sleep_in_sql, "time.sleep": sleep_in_c}
+
+
+@dramatiq.actor(queue_name="interrupts", max_retries=0)
+@leased("interrupted:{name}", ttl=SHORT)
+def interrupted(name: str) -> None:
+    note_how_it_ends(WORK[name])
+
+
+@dramatiq.actor(queue_name="interrupts", max_retries=0)
+def next_job() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_sleep(0.3)")
+    done.set()
+
+
+@pytest.fixture
+def worker() -> Iterator[None]:
+    running.clear()
+    done.clear()
+    ended_by.clear()
+    broker = dramatiq.get_broker()
+    broker.flush("interrupts")
+    broker.flush("interrupts.DQ")
+    worker = dramatiq.Worker(broker, queues={"interrupts"}, worker_threads=1, worker_timeout=100)
+    worker.start()
+    yield
+    worker.stop(timeout=10_000)
+    broker.flush("interrupts")
+    broker.flush("interrupts.DQ")
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        ("loop", {"LeaseInterrupt"}),
+        ("pg_sleep", {"OperationalError", "LeaseInterrupt"}),  # cancelled first, and interrupted right after it
+        ("time.sleep", {"LeaseInterrupt"}),
+    ],
+)
+def test_job_that_lost_its_lease_is_stopped_and_put_back(  # locks L54 L55 L75
+    name: str, how: set[str], worker: None, settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.LEASES_RETRY_DELAY = timedelta(hours=1)
+    caplog.set_level(logging.INFO, "leases")
+    interrupted.send(name)
+    assert running.wait(10)
+    steal(f"interrupted:{name}")
+    next_job.send()
+    wait_until(lambda: ended_by)
+    assert len(ended_by) == 1
+    assert set(ended_by) <= how
+    assert done.wait(10), "the next job on the same thread did not run to its end"
+    assert [getattr(record, "event", "") for record in caplog.records].count("job.put_back") == 1
