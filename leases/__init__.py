@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from leases.actors import leased as leased
+    from leases.bypassing import bypass as bypass
     from leases.fenced import FencedManager as FencedManager
     from leases.fenced import FencedModel as FencedModel
     from leases.fenced import FencedQuerySet as FencedQuerySet
@@ -44,6 +45,7 @@ _PUBLIC = {
     "FencedModel": "leases.fenced",
     "FencedQuerySet": "leases.fenced",
     "Lease": "leases.lease",
+    "bypass": "leases.bypassing",
     "current_lease": "leases.holding",
     "hold": "leases.holding",
     "lent": "leases.holding",
@@ -59,6 +61,7 @@ __all__ = [
     "FencedModel",
     "FencedQuerySet",
     "Lease",
+    "bypass",
     "current_lease",
     "hold",
     "leased",

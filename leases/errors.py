@@ -222,3 +222,22 @@ class ReceiptMissing(LeaseError, LookupError):
     def __init__(self, key: str) -> None:
         self.key = key
         super().__init__(f"There is no receipt for {key!r}: it never ran, or was opened again already.")
+
+
+class NotLeased(LeaseError):
+    """There is no such lease to break: it ended, or another holder has the resource by now."""
+
+    def __init__(self, resource: str, *, token: int | None, current: int | None) -> None:
+        self.resource = resource
+        self.token = token
+        self.current = current
+        asked = "is not leased" if token is None else f"is not leased under token {token} any more"
+        now = "" if current is None else f"; its lease has token {current} now"
+        super().__init__(f"{resource} {asked}{now}. Nothing was changed; look again with `manage.py leases ls`.")
+
+
+class ReasonMissing(LeaseError, ValueError):
+    """An intervention was asked for without a reason; say why, it is kept."""
+
+    def __init__(self) -> None:
+        super().__init__("An intervention needs a reason that tells others why it was made; nothing was changed.")

@@ -41,7 +41,7 @@ SELECT r.token, r.holder, r.host, r.pid, r.process_started
     ON r.resource = accepted.resource AND r.ended_at IS NULL AND r.token < %(token)s
 """
 
-_PRESENT = """
+PRESENT = """
 WITH limits AS MATERIALIZED (
   SELECT set_config('lock_timeout', %(limit)s, true),
          set_config('idle_in_transaction_session_timeout', %(limit)s, true),
@@ -52,11 +52,11 @@ fence AS MATERIALIZED (
    WHERE f.resource = %(resource)s AND f.token = %(token)s FOR SHARE OF f),
 earlier AS MATERIALIZED (
   SELECT nullif(current_setting('leases.presented', true), '')::jsonb AS v)
-SELECT set_config('leases.presented', jsonb_build_object(
+SELECT set_config('leases.presented', (mine || jsonb_build_object(
          'xact', pg_current_xact_id()::text,
-         'tokens', CASE WHEN v->>'xact' = pg_current_xact_id()::text THEN v->'tokens' ELSE '{}' END
-                   || jsonb_build_object(resource, token::text))::text, true)
-  FROM fence, earlier
+         'tokens', coalesce(mine->'tokens', '{}') || jsonb_build_object(resource, token::text)))::text, true)
+  FROM fence, earlier,
+       LATERAL (SELECT CASE WHEN v->>'xact' = pg_current_xact_id()::text THEN v ELSE '{}' END AS mine) AS merged
 """
 
 # Not worth waiting for the disk: lost in a crash of the server, it makes a false alarm, nothing worse.
@@ -138,7 +138,7 @@ def present(resource: str, token: int, *, ttl_ms: int, using: str) -> None:
     """
     connection = connections[using]
     with connection.cursor() as cursor:
-        cursor.execute(_PRESENT, {"limit": f"{limit_ms(ttl_ms)}ms", "resource": resource, "token": token})
+        cursor.execute(PRESENT, {"limit": f"{limit_ms(ttl_ms)}ms", "resource": resource, "token": token})
         if cursor.fetchone():
             return
     stored = current(resource, using=using)
