@@ -56,7 +56,7 @@ def break_lease(resource: str, *, reason: str, by: str, token: int | None = None
     """
     name = validated(resource)
     why = interventions.validated_reason(reason)
-    holder, broken = _current_lease(name, using=using)
+    holder, broken = current(name, using=using)
     if broken is None or holder is None or token not in (None, broken):
         raise NotLeased(name, token=token, current=broken)
     try:
@@ -88,7 +88,7 @@ def break_lease(resource: str, *, reason: str, by: str, token: int | None = None
     return Broken(name, holder, broken, deleted)
 
 
-def _current_lease(resource: str, *, using: str) -> tuple[str | None, int | None]:
+def current(resource: str, *, using: str) -> tuple[str | None, int | None]:
     """Return holder and token by the key, or, if there is none, by the newest record that has not ended."""
     try:
         key = keys.read([resource]).get(resource)

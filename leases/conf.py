@@ -22,6 +22,8 @@ class Settings:
     RETRY_DELAY: timedelta = timedelta(seconds=5)
     #: The retry delay of a job that lost its lease doubles up to this.
     MAX_RETRY_DELAY: timedelta = timedelta(minutes=5)
+    #: How far back hold times are looked at to tell whether the ttl is wearing thin.
+    HEADROOM_WINDOW: timedelta = timedelta(days=7)
     #: How often the watcher looks.
     WATCH_INTERVAL: timedelta = timedelta(milliseconds=500)
     #: How long a job that may run once waits for the first run of its key to commit, before it goes back to the queue.

@@ -63,6 +63,7 @@ class Watcher:
         self.using = using
         self.stop = threading.Event() if stop is None else stop
         self._ask_at: dict[int, float] = {}
+        self._unsure: set[int] = set()
         self._failing = False
 
     def run(self) -> None:
@@ -83,6 +84,7 @@ class Watcher:
         incidents.check_memory(self.using)
         records = self._unended()
         self._ask_at = {r.id: self._ask_at[r.id] for r in records if r.id in self._ask_at}
+        self._unsure &= self._ask_at.keys()
         due = [record for record in records if self._ask_at.get(record.id, 0.0) <= boottime()]
         suspects: list[Record] = []
         for start in range(0, len(due), _BATCH):
@@ -90,6 +92,14 @@ class Watcher:
         for record in suspects:
             self._accuse(record)
         return len(suspects)
+
+    def look_until_sure(self) -> int:
+        """Look, and look again at those without a key once their keepers had the time to put one back."""
+        expired = self.look()
+        while self._unsure and not self.stop.is_set():
+            self.stop.wait(max(0.0, min(self._ask_at[pk] for pk in self._unsure) - boottime()))
+            expired += self.look()
+        return expired
 
     def _watch(self) -> None:
         try:
@@ -112,6 +122,7 @@ class Watcher:
         asked_at = boottime()
         seen = keys.read(record.resource for record in records)
         for record in records:
+            self._unsure.discard(record.id)
             key = seen.get(record.resource)
             if key is not None and key.is_of(record.holder, record.token) and key.left != timedelta(0):
                 left = timedelta(milliseconds=record.ttl_ms) if key.left is None else key.left
@@ -119,6 +130,7 @@ class Watcher:
             elif key is None and record.id not in self._ask_at:
                 # Never seen alive by this watcher: Redis may have forgotten a lease that its keeper will put back.
                 self._ask_at[record.id] = asked_at + record.ttl_ms / 2000
+                self._unsure.add(record.id)
             else:
                 yield record
 

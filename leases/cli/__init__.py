@@ -1,0 +1,1 @@
+"""The verbs of `manage.py leases`, one per file."""

@@ -1,0 +1,81 @@
+"""What every verb of `manage.py leases` is made of."""
+
+import argparse
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, ClassVar
+
+from django.core.management.base import CommandError
+from django.core.serializers.json import DjangoJSONEncoder
+
+#: The verb found something that a person should look at.
+EXIT_FOUND = 1
+#: There is no such lease.
+EXIT_ABSENT = 3
+#: Redis or the database did not answer.
+EXIT_UNAVAILABLE = 4
+
+_UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+
+
+class Verb(ABC):
+    """One verb: its arguments, and what it does; `write` prints one line on stdout, `warn` on stderr."""
+
+    name: ClassVar[str]
+    help: ClassVar[str]
+    examples: ClassVar[str]
+
+    def __init__(self, write: Callable[[str], object], warn: Callable[[str], object]) -> None:
+        self.write = write
+        self.warn = warn
+
+    @classmethod
+    @abstractmethod
+    def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
+        """Declare the verb's arguments; `--database` and `--json` are there already."""
+
+    @abstractmethod
+    def run(self, *, database: str, as_json: bool, **options: Any) -> None:
+        """Do it; raise SystemExit or CommandError for any exit code but 0."""
+
+    def write_json(self, value: object) -> None:
+        self.write(json.dumps(value, cls=DjangoJSONEncoder))
+
+    def write_table(self, headings: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+        """Print rows in columns as wide as their widest cell."""
+        cells = [list(headings), *([str(cell) for cell in row] for row in rows)]
+        widths = [max(len(row[column]) for row in cells) for column in range(len(headings))]
+        for row in cells:
+            self.write("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def duration(text: str) -> timedelta:
+    """Read `90s`, `12h` or `30d` from the command line."""
+    number = text.rstrip("abcdefghijklmnopqrstuvwxyz")
+    try:
+        value = timedelta(**{_UNITS[text.removeprefix(number)]: float(number)})
+    except (KeyError, ValueError, OverflowError):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no duration: write a number and a unit, as in 90s, 12h or 30d"
+        ) from None
+    if value <= timedelta(0):
+        raise argparse.ArgumentTypeError(f"{text!r} is not more than nothing")
+    return value
+
+
+def positive(text: str) -> int:
+    """Read a whole number above zero from the command line."""
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above zero")
+    return int(text)
+
+
+def seconds(value: timedelta | None) -> float | None:
+    """Return a duration as a number of seconds, for machines."""
+    return None if value is None else round(value.total_seconds(), 3)
+
+
+def unavailable(what: str) -> CommandError:
+    return CommandError(what, returncode=EXIT_UNAVAILABLE)

@@ -1,0 +1,62 @@
+"""`manage.py leases watch`."""
+
+import argparse
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+from django.db import DatabaseError
+from redis.exceptions import RedisError
+
+from leases.cli.verb import EXIT_FOUND, Verb, unavailable
+from leases.watcher import Watcher
+
+
+class Watch(Verb):
+    name = "watch"
+    help = "Find leases that expired while their holders may still be running, and open incidents."
+    examples = """
+  manage.py leases watch          any number of these may run: one of them watches
+  manage.py leases watch --once   look until sure of every lease, at most half a ttl; exits with 1 if one expired
+
+The first Ctrl-C or SIGTERM stops after the current look, the second at once. Dramatiq workers can do the same with
+leases.worker_watcher.LeaseWatcher; then this need not run.
+"""
+
+    @classmethod
+    def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--once", action="store_true", help="look, whoever else watches, and end")
+
+    def run(self, *, database: str, as_json: bool, **options: Any) -> None:
+        if options["once"]:
+            self._look_once(database, as_json)
+            return
+        stop = threading.Event()
+
+        def ask_to_stop(number: int, frame: FrameType | None) -> None:
+            if stop.is_set():
+                signal.signal(number, signal.SIG_DFL)
+                signal.raise_signal(number)
+            self.warn("Stopping; once more stops at once.")
+            stop.set()
+
+        before = {number: signal.signal(number, ask_to_stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            Watcher(using=database, stop=stop).run()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _look_once(self, database: str, as_json: bool) -> None:
+        watcher = Watcher(using=database)
+        try:
+            expired = watcher.look_until_sure()
+        except (RedisError, DatabaseError) as error:
+            raise unavailable(f"The watcher cannot see: {error}") from error
+        if as_json:
+            self.write_json({"expired": expired})
+        else:
+            self.write(f"{expired} leases expired under their holders" if expired else "no lease expired unseen")
+        if expired:
+            raise SystemExit(EXIT_FOUND)
