@@ -43,7 +43,8 @@ SELECT count(*), max(resource) FROM gone
 _COUNT = {
     "records": """
         SELECT count(*) FROM leases_leaserecord
-         WHERE acquired_at < clock_timestamp() - %(age)s::interval AND ended_at < clock_timestamp() - %(age)s::interval""",
+         WHERE acquired_at < clock_timestamp() - %(age)s::interval
+           AND ended_at < clock_timestamp() - %(age)s::interval""",
     "incidents": "SELECT count(*) FROM leases_incident WHERE seen_at < clock_timestamp() - %(age)s::interval",
     "fences": """
         SELECT count(*) FROM leases_fence f WHERE f.changed_at < clock_timestamp() - %(age)s::interval
