@@ -1,0 +1,72 @@
+"""`leases` in a project that has never heard of billing or an outbox."""
+
+import os
+
+from tests.standalone.new_project import NewProject
+
+SETTINGS = f"""
+INSTALLED_APPS += ["pgtrigger", "leases"]
+CACHES = {{
+    "default": {{"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}},
+    "leases": {{"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "{os.environ.get("REDIS_URL", "")}"}},
+}}
+"""
+MODELS = """
+from django.db import models
+from leases import FencedModel
+
+
+class Order(FencedModel):
+    lease_resource = "order:{number}"
+
+    number = models.IntegerField(unique=True)
+    paid = models.BooleanField(default=False)
+"""
+SCRIPT = """
+from django.db import DatabaseError, connection
+from leases import hold
+from leases.errors import NotHeld
+from orders.models import Order
+
+with hold("order:7"):
+    Order.objects.create(number=7)
+try:
+    Order.objects.filter(number=7).update(paid=True)
+except NotHeld:
+    print("the manager refused")
+try:
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE orders_order SET paid = true")
+except DatabaseError as error:
+    print("the database refused:", str(error).splitlines()[0])
+with hold("order:7") as lease:
+    with lease.transaction(), connection.cursor() as cursor:
+        cursor.execute("UPDATE orders_order SET paid = true")
+print("paid:", Order.objects.get().paid)
+"""
+
+
+def test_new_project_fences_its_own_model_with_three_lines_of_settings(new_project: NewProject) -> None:
+    new_project.add_app("leases")
+    new_project.add_settings(SETTINGS)
+    new_project.write("orders/models.py", MODELS)
+    new_project.run("manage.py", "makemigrations", "orders")
+    new_project.run("manage.py", "migrate")
+    assert new_project.shell(SCRIPT).splitlines() == [
+        "the manager refused",
+        "the database refused: not presented: order:7",
+        "paid: True",
+    ]
+
+
+def test_changing_the_resource_template_makes_a_migration(new_project: NewProject) -> None:
+    new_project.add_app("leases")
+    new_project.add_settings(SETTINGS)
+    new_project.write("orders/models.py", MODELS)
+    new_project.run("manage.py", "makemigrations", "orders")
+    new_project.run("manage.py", "makemigrations", "--check", "--dry-run")
+    new_project.write("orders/models.py", MODELS.replace("order:{number}", "orders/{number}"))
+    changes = new_project.run("manage.py", "makemigrations", "orders")
+    assert "fence_update" in changes
+    new_project.run("manage.py", "migrate")
+    assert "the database refused: not presented: orders/7" in new_project.shell(SCRIPT.replace("order:7", "orders/7"))

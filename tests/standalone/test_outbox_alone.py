@@ -1,0 +1,36 @@
+"""`outbox` in a project that has neither Redis nor leases."""
+
+from tests.standalone.new_project import NewProject
+
+SETTINGS = """
+INSTALLED_APPS += ["outbox"]
+EMAIL_TIMEOUT = 10
+EMAIL_BACKEND = "django.core.mail.backends.filebased.EmailBackend"
+EMAIL_FILE_PATH = BASE_DIR / "mails"
+"""
+SCRIPT = """
+from django.db import transaction
+from outbox import publish
+from outbox.errors import NotInTransaction
+
+content = {"to": "ada@example.org", "subject": "Welcome", "text": "Hello Ada"}
+try:
+    publish("email", content, dedupe_key="welcome:1")
+except NotInTransaction:
+    print("refused outside a transaction")
+for _ in range(2):
+    with transaction.atomic():
+        publish("email", content, dedupe_key="welcome:1")
+"""
+
+
+def test_new_project_sends_one_mail_for_two_publications(new_project: NewProject) -> None:
+    new_project.add_app("outbox")
+    new_project.add_settings(SETTINGS)
+    new_project.run("manage.py", "migrate")
+    assert new_project.shell(SCRIPT).splitlines() == ["refused outside a transaction"]
+    new_project.run("manage.py", "drain_outbox", "--until-empty")
+    new_project.run("manage.py", "drain_outbox", "--until-empty")
+    mails = list((new_project.folder / "mails").iterdir())
+    assert len(mails) == 1
+    assert "Subject: Welcome" in mails[0].read_text()
