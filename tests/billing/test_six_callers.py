@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
+import psycopg
 import pytest
-from django.db import connection, transaction
+from django.db import IntegrityError, connection, transaction
 
 from billing import invoicing, tax
 from billing.invoicing import invoice
@@ -105,6 +106,37 @@ def switch(triggers: list[tuple[str, str]], how: str) -> None:
             cursor.execute(f'ALTER TABLE {table} {how} TRIGGER "{name}"')
 
 
+@pytest.fixture
+def refusals(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the constraints that refused somebody."""
+    names: list[str] = []
+    taken = invoicing._taken
+
+    def note(lease: Any, slot: Any, error: IntegrityError) -> Any:
+        assert isinstance(error.__cause__, psycopg.errors.UniqueViolation)
+        names.append(str(error.__cause__.diag.constraint_name))
+        return taken(lease, slot, error)
+
+    monkeypatch.setattr(invoicing, "_taken", note)
+    return names
+
+
+@pytest.fixture
+def slot_constraint_alone(transactional_db: None) -> Iterator[None]:
+    """Take away the other two constraints that would refuse a second invoice here."""
+    names = ["billing_invoice_no_overlap", "billing_invoice_one_per_version"]
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT conname, pg_get_constraintdef(oid) FROM pg_constraint WHERE conname = ANY(%s)", [names])
+        definitions = cursor.fetchall()
+        assert len(definitions) == len(names)
+        for name, _ in definitions:
+            cursor.execute(f"ALTER TABLE billing_invoice DROP CONSTRAINT {name}")
+    yield
+    with connection.cursor() as cursor:
+        for name, definition in definitions:
+            cursor.execute(f"ALTER TABLE billing_invoice ADD CONSTRAINT {name} {definition}")
+
+
 def check_one_invoice(customer: Customer) -> None:
     made = Invoice.objects.get()
     assert (made.number, made.lines.count(), made.usage_count) == (1, 5, 5)
@@ -123,14 +155,17 @@ def test_six_callers_get_the_one_invoice(customer: Customer) -> None:
     check_one_invoice(customer)
 
 
-@pytest.mark.usefixtures("no_lease_no_fence", "all_rated")
-def test_six_callers_meet_the_constraint_with_lease_and_fence_switched_off(customer: Customer) -> None:
+@pytest.mark.usefixtures("no_lease_no_fence", "slot_constraint_alone", "all_rated")
+def test_six_callers_meet_the_constraint_with_everything_else_switched_off(
+    customer: Customer, refusals: list[str]
+) -> None:
     outcomes = at_once(CALLERS, lambda _: invoice(customer.pk, MAY))
     assert Counter(outcome.kind for outcome in outcomes) == {
         Item.Outcome.ISSUED: 1,
         Item.Outcome.ALREADY_INVOICED: CALLERS - 1,
     }
     assert {outcome.invoice_id for outcome in outcomes} == {Invoice.objects.get().pk}
+    assert refusals == ["billing_invoice_one_live_per_slot"] * (CALLERS - 1)
     check_one_invoice(customer)
 
 
