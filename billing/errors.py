@@ -7,6 +7,13 @@ class BillingError(Exception):
     """Base of what this app raises about one customer's invoice."""
 
 
+class BrokerUnavailable(BillingError):
+    """The broker did not take a message; the item is there, and the rescuer enqueues it once the broker answers."""
+
+    def __init__(self, cause: str) -> None:
+        super().__init__(f"the broker does not answer ({cause}); the rescuer will enqueue what it was not given")
+
+
 class NeedsPerson(BillingError):
     """Trying again cannot help: the item is parked until somebody has done what the sentence says."""
 

@@ -3,8 +3,11 @@
 from collections.abc import Sequence
 
 from django.db import connections, router
+from dramatiq.errors import BrokerError
+from redis.exceptions import RedisError
 
 from billing.actors import invoice_customer
+from billing.errors import BrokerUnavailable
 from billing.models import Item, Run
 from billing.slots import as_period
 
@@ -32,11 +35,15 @@ def enqueue(item_ids: Sequence[int], *, rescue: bool = False) -> int:
     """Give the broker a message for each of the items that is open; return how many.
 
     First noted, then sent: if the process ends in between, the rescuer finds items that wait and sends them again.
+    Raises BrokerUnavailable.
     """
     with connections[router.db_for_write(Item)].cursor() as cursor:
         cursor.execute(_TAKE, {"ids": list(item_ids), "rescue": int(rescue)})
         taken = cursor.fetchall()
     periods = {run.pk: str(as_period(run.period)) for run in Run.objects.filter(pk__in={run for _, run in taken})}
-    for customer_id, run_id in taken:
-        invoice_customer.send_with_options(args=(customer_id, periods[run_id]), run=run_id)
+    try:
+        for customer_id, run_id in taken:
+            invoice_customer.send_with_options(args=(customer_id, periods[run_id]), run=run_id)
+    except (RedisError, BrokerError) as error:
+        raise BrokerUnavailable(str(error)) from error
     return len(taken)

@@ -16,10 +16,12 @@ from datetime import timedelta
 from typing import Any
 
 from django.db import connections, router
+from redis.exceptions import RedisError
 
 import leases
 from billing import queueing
 from billing.conf import conf
+from billing.errors import BrokerUnavailable
 from billing.models import Item
 
 logger = logging.getLogger("billing.rescuer")
@@ -57,8 +59,8 @@ class Rescued:
 def rescue() -> Rescued:
     """Enqueue again what is abandoned or stalled; return how many of each.
 
-    Any number of rescuers may run. Raises what Redis or the broker raise when they are not there; what was not
-    enqueued then is found by the next pass.
+    Any number of rescuers may run. Raises BrokerUnavailable, also when Redis cannot say which leases are live; what
+    was not enqueued then is found by the next pass.
     """
     rescued = Rescued(abandoned=_abandoned(), stalled=_stalled())
     if rescued:
@@ -74,10 +76,19 @@ def rescue() -> Rescued:
 def _abandoned() -> int:
     count, last = 0, 0
     while rows := _rows(_ABANDONED, conf.ABANDONED_AFTER, last):
-        live = leases.live([f"customer:{customer_id}" for _, customer_id in rows])
-        count += queueing.enqueue([pk for pk, customer_id in rows if f"customer:{customer_id}" not in live])
+        live = _live([customer_id for _, customer_id in rows])
+        count += queueing.enqueue([pk for pk, customer_id in rows if customer_id not in live])
         last = rows[-1][0]
     return count
+
+
+def _live(customer_ids: list[int]) -> set[int]:
+    """Return which of the customers somebody holds the lease of."""
+    try:
+        live = leases.live([f"customer:{customer_id}" for customer_id in customer_ids])
+    except RedisError as error:
+        raise BrokerUnavailable(str(error)) from error
+    return {customer_id for customer_id in customer_ids if f"customer:{customer_id}" in live}
 
 
 def _stalled() -> int:

@@ -7,9 +7,9 @@ import time
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
-from redis.exceptions import RedisError
 
 from billing import money, queueing, rescuer, runs
+from billing.errors import BrokerUnavailable
 from billing.models import Run
 from billing.periods import InvalidPeriod, Period
 from billing.preview import preview
@@ -57,9 +57,13 @@ class Command(BaseCommand):
             run = runs.plan(period, codes=options["customer"])
         except (InvalidPeriod, runs.UnknownCustomers) as error:
             raise CommandError(str(error)) from error
-        enqueued = queueing.enqueue_run(run)
-        if not options["json"]:
-            self.stdout.write(f"run {run.pk}, {period}: {enqueued} customers enqueued")
+        try:
+            enqueued = queueing.enqueue_run(run)
+        except BrokerUnavailable as error:
+            self.stderr.write(f"run {run.pk}, {period}, is planned: {error}")
+        else:
+            if not options["json"]:
+                self.stdout.write(f"run {run.pk}, {period}: {enqueued} customers enqueued")
         if options["wait"]:
             self._wait(run)
         result = status(run)
@@ -98,8 +102,8 @@ class Command(BaseCommand):
     def _rescue(self) -> None:
         try:
             rescuer.rescue()
-        except RedisError as error:
-            self.stderr.write(f"Redis does not answer ({error}); still waiting.")
+        except BrokerUnavailable as error:
+            self.stderr.write(f"Still waiting: {error}")
 
     def _preview(self, period: Period, codes: list[str], *, as_json: bool) -> None:
         rows, totals = [], dict[str, int]()

@@ -8,9 +8,9 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError, close_old_connections
-from redis.exceptions import RedisError
 
 from billing import rescuer
+from billing.errors import BrokerUnavailable
 
 EPILOG = """\
 Items whose job began and ended without an outcome (a killed worker) are enqueued as soon as their lease is gone; items
@@ -40,7 +40,7 @@ class Command(BaseCommand):
         if options["once"]:
             try:
                 self._pass()
-            except (RedisError, DatabaseError) as error:
+            except (BrokerUnavailable, DatabaseError) as error:
                 raise CommandError(f"The pass could not be finished: {error}") from error
             return
         stop = stop_event()
@@ -48,7 +48,7 @@ class Command(BaseCommand):
             close_old_connections()
             try:
                 self._pass()
-            except (RedisError, DatabaseError) as error:
+            except (BrokerUnavailable, DatabaseError) as error:
                 self.stderr.write(f"The pass could not be finished and is done again: {error}")
             stop.wait(options["interval"])
 
