@@ -12,7 +12,7 @@ from django.db import DatabaseError, connections, transaction
 from redis.exceptions import RedisError
 
 from leases import blockers, fence, interventions, keys, redis_store
-from leases.errors import LeaseBusy, LeaseCorrupt, LeaseUnavailable, NotLeased
+from leases.errors import InsideTransaction, LeaseBusy, LeaseCorrupt, LeaseUnavailable, NotLeased
 from leases.models import Intervention, LeaseRecord
 from leases.resources import key_of, validated
 
@@ -51,11 +51,13 @@ def break_lease(resource: str, *, reason: str, by: str, token: int | None = None
     With `token`, only if it is still the lease of that token. The holder's open transaction is waited for, and ended if
     it idles. Breaking again is harmless.
 
-    Raises NotLeased, ReasonMissing, LeaseCorrupt, LeaseBusy if the holder's transaction went on for 5 s, and
-    LeaseUnavailable; if that says that the holder is fenced, only the key is left to delete: break again.
+    Raises InsideTransaction, NotLeased, ReasonMissing, LeaseCorrupt, LeaseBusy if the holder's transaction went on for
+    5 s, and LeaseUnavailable; if that says that the holder is fenced, only the key is left to delete: break again.
     """
     name = validated(resource)
     why = interventions.validated_reason(reason)
+    if fence.has_open_transaction(using):
+        raise InsideTransaction(name, using=using, action="broken")
     holder, broken = current(name, using=using)
     if broken is None or holder is None or token not in (None, broken):
         raise NotLeased(name, token=token, current=broken)

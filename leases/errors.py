@@ -120,14 +120,14 @@ class StaleInstance(LeaseError):
 
 
 class InsideTransaction(LeaseError):
-    """A lease was asked for inside an open transaction, where its token would be invisible to everybody else."""
+    """A lease was taken or broken inside an open transaction, where the fence's new token would be seen by nobody."""
 
-    def __init__(self, resource: str, *, using: str) -> None:
+    def __init__(self, resource: str, *, using: str, action: str = "leased") -> None:
         self.resource = resource
         self.using = using
         super().__init__(
-            f"{resource} cannot be leased inside an open transaction on database {using!r}. "
-            "Take the lease first, then open the transaction (under ATOMIC_REQUESTS: use @non_atomic_requests)."
+            f"{resource} cannot be {action} inside an open transaction on database {using!r}. "
+            "Do that first, then open the transaction (under ATOMIC_REQUESTS: use @non_atomic_requests)."
         )
 
 

@@ -53,6 +53,10 @@ class Headroom:
         return sum(self.counts)
 
     @property
+    def used_percent(self) -> int:
+        return round(self.used * 100)
+
+    @property
     def is_thin(self) -> bool:
         return self.used > THIN_ABOVE
 

@@ -11,6 +11,7 @@ from leases.resources import MAX_LENGTH
 
 if TYPE_CHECKING:
     from leases.fenced import FencedModel as FencedModel
+    from leases.inspection import Live
 
 
 class Fence(models.Model):
@@ -75,7 +76,9 @@ class LeaseRecord(models.Model):
 
 
 class HeldLease(LeaseRecord):
-    """A lease that has not ended, as far as its record knows."""
+    """A lease that has not ended, as far as its record knows; `live` is what Redis says of it, once asked."""
+
+    live: "Live | None" = None
 
     class Meta:
         proxy = True

@@ -7,9 +7,17 @@ from typing import Any
 import pytest
 from django.db import connection, transaction
 
-from leases import fence, hold
+from leases import fence, hold, keys
 from leases.breaking import break_lease
-from leases.errors import LeaseCorrupt, LeaseLost, LeaseUnavailable, NotLeased, ReasonMissing, StaleToken
+from leases.errors import (
+    InsideTransaction,
+    LeaseCorrupt,
+    LeaseLost,
+    LeaseUnavailable,
+    NotLeased,
+    ReasonMissing,
+    StaleToken,
+)
 from leases.models import Fence, Intervention, LeaseRecord
 from leases.resources import key_of
 from tests.leases.conftest import steal
@@ -140,9 +148,9 @@ def test_next_holder_gets_a_higher_token_than_the_raised_fence() -> None:
         assert lease.token > raised
 
 
-def test_break_inside_a_transaction_that_is_rolled_back_changes_nothing_in_the_database() -> None:
+def test_break_inside_a_transaction_is_refused_since_others_would_not_see_the_fence() -> None:
     token = steal("customer:1")
-    with pytest.raises(ZeroDivisionError), transaction.atomic():
+    with pytest.raises(InsideTransaction), transaction.atomic():
         break_lease("customer:1", reason="it hangs", by="ada")
-        _ = 1 / 0
     assert Fence.objects.get().token == token
+    assert "customer:1" in keys.read(["customer:1"])
