@@ -209,15 +209,20 @@ def take(resource: str) -> None:
 
 @pytest.mark.parametrize("decode", [True, False])
 @pytest.mark.parametrize("protocol", [2, 3])
+@pytest.mark.parametrize("parser", ["hiredis._HiredisParser", "python"])
 def test_replies_are_understood_however_the_client_is_set_up(  # locks L68
-    decode: bool, protocol: int, redis_server: PrivateRedis, settings: Any
+    decode: bool, protocol: int, parser: str, redis_server: PrivateRedis, settings: Any
 ) -> None:
+    in_python = {2: "resp2._RESP2Parser", 3: "resp3._RESP3Parser"}[protocol]
     settings.CACHES = {
         **settings.CACHES,
         "leases": {
             "BACKEND": "django_redis.cache.RedisCache",
             "LOCATION": f"redis://127.0.0.1:{redis_server.port}/0",
-            "OPTIONS": {"CONNECTION_POOL_KWARGS": {"decode_responses": decode, "protocol": protocol}},
+            "OPTIONS": {
+                "PARSER_CLASS": f"redis._parsers.{in_python if parser == 'python' else parser}",
+                "CONNECTION_POOL_KWARGS": {"decode_responses": decode, "protocol": protocol},
+            },
         },
     }
     with hold("customer:1", ttl=SHORT) as lease:
