@@ -26,7 +26,7 @@ setup: $(INSTALLED) .env ## the virtual environment in .venv with every pinned r
 
 .PHONY: demo
 demo: setup ## bill a sample period with real servers and eight workers, and show what came of it
-	@$(PYTHON) manage.py demo
+	@PYTHONUNBUFFERED=1 $(PYTHON) manage.py demo
 
 .PHONY: test
 test: setup ## the test suite, on servers of its own

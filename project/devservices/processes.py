@@ -67,8 +67,7 @@ def start_detached(
 
 def began(pid: int) -> str | None:
     """Return when the process with this number began, in a form that no other process ever has; None when it ended."""
-    for child in _children:
-        child.poll()
+    collect_ended()
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -77,6 +76,12 @@ def began(pid: int) -> str | None:
     if state in "ZX":
         return None
     return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {ticks_since_boot}"
+
+
+def collect_ended() -> None:
+    """Let the kernel forget the processes that this one started and that have ended."""
+    for child in _children:
+        child.poll()
 
 
 def _began_without_proc(pid: int) -> str | None:

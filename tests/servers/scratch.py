@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from project.devservices.accounts import Account, make_private_folder
+from project.devservices.processes import collect_ended
 
 PROCESSES_FILE = "processes"
 
@@ -36,4 +37,5 @@ class Scratch:
         assert self._reaper.stdin
         self._reaper.stdin.close()
         self._reaper.wait(60)
+        collect_ended()
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -90,8 +90,7 @@ class Command(BaseCommand):
         if Customer.objects.exclude(email__endswith=".example").exists():
             raise CommandError("This database has customers of its own: give the demonstration an empty one.")
         period = result.next_month()
-        record = logs / f"mails-{period}.jsonl"
-        record.unlink(missing_ok=True)
+        record = logs / "mails.jsonl"
 
         with Cast(settings.BASE_DIR, logs) as cast:
             self.step(f"starting {WORKERS} workers, a drainer, a slow tax service and a mail server")
