@@ -3,6 +3,7 @@
 import logging
 
 import dramatiq
+from django.db import InterfaceError, OperationalError
 from dramatiq.middleware import CurrentMessage
 
 from billing import runs
@@ -47,6 +48,7 @@ def _unforeseen(slot: Slot, error: Exception) -> Outcome:
     if lease is None or not attempts:
         raise error
     reason = f"{type(error).__name__}: {error}"
-    if attempts >= conf.MAX_UNEXPECTED_FAILURES:
+    # A database that is away or in the way is nobody's mistake, however long it lasts.
+    if attempts >= conf.MAX_UNEXPECTED_FAILURES and not isinstance(error, OperationalError | InterfaceError):
         return runs.conclude(lease, slot, Outcome.parked(reason))
     return runs.conclude(lease, slot, Outcome.failed(reason, runs.retry_delay(attempts)))

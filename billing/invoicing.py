@@ -5,13 +5,14 @@ from datetime import datetime, timedelta
 
 from django.db import IntegrityError
 
-from billing import issuing, rating, runs, tax
+from billing import issuing, money, rating, runs, tax
 from billing.conf import conf
-from billing.errors import NeedsPerson, PeriodOverlaps, TryAgain, UsageKeepsChanging
+from billing.errors import NeedsPerson, NegativeTotal, PeriodOverlaps, TryAgain, UsageKeepsChanging
 from billing.models import Customer, Invoice
 from billing.outcomes import Outcome
 from billing.periods import Period
 from billing.slots import Slot, slot_of
+from billing.totals import totals
 from leases import Lease, hold
 
 logger = logging.getLogger("billing.invoicing")
@@ -62,12 +63,15 @@ def _invoice(lease: Lease, slot: Slot, cutoff_at: datetime) -> Outcome:
             if existing := slot.live_invoice(using=lease.using):  # it claimed the usage since we looked
                 return _already(lease, slot, existing)
             return runs.conclude(lease, slot, Outcome.skipped("no usage"))
-        if rated.net_minor == 0:
-            return runs.conclude(lease, slot, Outcome.skipped("the usage adds up to zero"))
         version = slot.next_version(using=lease.using)
-        rates = tax.rates(lease, customer, slot.document(version), rated.lines)
+        rates = tax.rates(lease, customer, slot.document(version), rated.taxable)
+        total = totals((line.tax_category, rates[line.position], line.net_minor) for line in rated.taxable)
+        if total.gross_minor < 0:
+            raise NegativeTotal(money.format_minor(total.gross_minor, rated.currency))
+        if total.gross_minor == 0:
+            return runs.conclude(lease, slot, Outcome.skipped("the usage adds up to zero"))
         try:
-            return issuing.issue(lease, slot, version, customer, rated, rates)
+            return issuing.issue(lease, slot, version, customer, rated, rates, total)
         except issuing.UsageChanged as changed:
             logger.info("%s", changed)
         except IntegrityError as error:

@@ -18,7 +18,7 @@ from billing.money import exponent
 from billing.outcomes import Outcome
 from billing.rating import UNCLAIMED, Fingerprint, RatedLine, Rating
 from billing.slots import Slot
-from billing.totals import Totals, totals
+from billing.totals import Totals
 from billing.transactions import under
 from leases import Lease
 from outbox.errors import InvalidContent
@@ -45,7 +45,13 @@ class UsageChanged(BillingError):
 
 
 def issue(
-    lease: Lease, slot: Slot, version: int, customer: Customer, rating: Rating, rates: Mapping[int, Decimal]
+    lease: Lease,
+    slot: Slot,
+    version: int,
+    customer: Customer,
+    rating: Rating,
+    rates: Mapping[int, Decimal],
+    total: Totals,
 ) -> Outcome:
     """Issue the rated and taxed invoice, and return the outcome `issued`.
 
@@ -53,7 +59,7 @@ def issue(
     the item, and then, at the very end, the number and the email. Raises UsageChanged, and django.db.IntegrityError
     with the name of the constraint if the slot is taken.
     """
-    invoice = under(lease, lambda: _issue(lease, slot, version, customer, rating, rates))
+    invoice = under(lease, lambda: _issue(lease, slot, version, customer, rating, rates, total))
     outcome = Outcome.issued(invoice.pk)
     logger.info(
         "Issued %s for %s.",
@@ -66,10 +72,15 @@ def issue(
 
 
 def _issue(
-    lease: Lease, slot: Slot, version: int, customer: Customer, rating: Rating, rates: Mapping[int, Decimal]
+    lease: Lease,
+    slot: Slot,
+    version: int,
+    customer: Customer,
+    rating: Rating,
+    rates: Mapping[int, Decimal],
+    total: Totals,
 ) -> Invoice:
     using = lease.using
-    total = totals((line.tax_category, rates[line.position], line.net_minor) for line in rating.lines if line.net_minor)
     invoice = _invoice(slot, version, customer, rating, total)
     invoice.save(using=using, force_insert=True)
     lines = [_line(invoice, line, rates.get(line.position)) for line in rating.lines]

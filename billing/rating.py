@@ -85,6 +85,11 @@ class Rating:
         }
 
     @property
+    def taxable(self) -> list[RatedLine]:
+        """The lines that come to anything; what comes to nothing has no tax, and the tax service is not asked."""
+        return [line for line in self.lines if line.net_minor]
+
+    @property
     def net_minor(self) -> int:
         return sum(line.net_minor for line in self.lines)
 

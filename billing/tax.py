@@ -34,7 +34,7 @@ Question = dict[str, Any]
 
 
 def rates(lease: Lease, customer: Customer, document: str, lines: Sequence[RatedLine]) -> dict[int, Decimal]:
-    """Return the tax rate of each line by position; lines of nothing are not asked about and are left out.
+    """Return the tax rate of each line by position.
 
     `document` names the invoice to the service and is the same at every attempt, so that a question that was sent
     twice is one document there. Raises TaxRejected (a person), TaxUnavailable or TaxUnknown (later), TaxAnswerInvalid.
@@ -63,15 +63,14 @@ def rates(lease: Lease, customer: Customer, document: str, lines: Sequence[Rated
 
 
 def _questions(customer: Customer, document: str, lines: Sequence[RatedLine]) -> Iterator[Question]:
-    asked = [line for line in lines if line.net_minor]
-    for start in range(0, len(asked), conf.TAX_LINES_PER_REQUEST):
+    for start in range(0, len(lines), conf.TAX_LINES_PER_REQUEST):
         yield {
             "document": document,
             "country": customer.country,
             "currency": customer.currency,
             "lines": [
                 {"key": str(line.position), "category": line.tax_category, "net_minor": line.net_minor}
-                for line in asked[start : start + conf.TAX_LINES_PER_REQUEST]
+                for line in lines[start : start + conf.TAX_LINES_PER_REQUEST]
             ],
         }
 

@@ -36,6 +36,7 @@ def make_usage(
     at: datetime = MAY,
     amount: str | None = None,
     source: str = "test",
+    tax_category: str = "standard",
 ) -> UsageEvent:
     return UsageEvent.objects.create(
         source=source,
@@ -46,7 +47,7 @@ def make_usage(
         quantity=Decimal(quantity),
         amount=None if amount is None else Decimal(amount),
         currency="" if amount is None else customer.currency,
-        tax_category="" if amount is None else "standard",
+        tax_category="" if amount is None else tax_category,
         occurred_at=at,
         digest=key,
     )

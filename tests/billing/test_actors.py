@@ -64,6 +64,16 @@ def test_failed_item_is_cured_by_its_next_attempt(
     assert (item.outcome, item.reason, item.retry_at, item.attempts) == ("issued", "", None, 2)
 
 
+def test_database_that_is_away_never_parks_anybody(
+    customer: Customer, sent: list[dict[str, object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing(monkeypatch, OperationalError("the server closed the connection"))
+    for _ in range(8):
+        invoice_customer(customer.pk, "2026-05")
+    item = Item.objects.get()
+    assert (item.outcome, item.attempts, len(sent)) == ("failed", 8, 8)
+
+
 def test_busy_customer_is_no_failure(
     customer: Customer, sent: list[dict[str, object]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -102,6 +102,33 @@ def test_nothing_to_invoice_is_skipped_with_its_reason(tax: TaxService) -> None:
     assert not Invoice.objects.exists()
 
 
+def test_total_that_only_tax_makes_negative_is_parked(tax: TaxService) -> None:
+    customer = make_customer()
+    make_usage(customer, "1", amount="100.00", tax_category="exempt")
+    make_usage(customer, "2", amount="-99.00", metric="refunds")
+    outcome = invoice(customer.pk, MAY)
+    assert outcome == Outcome.parked(
+        "the usage adds up to EUR -17.81, and an invoice cannot be negative; grant a credit by hand"
+    )
+
+
+def test_net_of_nothing_with_tax_is_an_invoice(tax: TaxService) -> None:
+    # billing 98
+    customer = make_customer()
+    make_usage(customer, "1", amount="-100.00", tax_category="exempt")
+    make_usage(customer, "2", amount="100.00", metric="hours")
+    invoice(customer.pk, MAY)
+    made = Invoice.objects.get()
+    assert (made.net_minor, made.tax_minor, made.gross_minor) == (0, 1900, 1900)
+
+
+def test_charge_and_credit_that_cancel_out_are_skipped(tax: TaxService) -> None:
+    customer = make_customer()
+    make_usage(customer, "1", amount="100.00")
+    make_usage(customer, "2", amount="-100.00", metric="refunds")
+    assert invoice(customer.pk, MAY) == Outcome.skipped("the usage adds up to zero")
+
+
 def test_outcome_is_written_to_the_items_of_every_open_run(customer: Customer) -> None:
     first, second = runs.plan(MAY), runs.plan(MAY)
     other = runs.plan(Period.parse("2026-06"))
