@@ -83,6 +83,7 @@ class Migration(migrations.Migration):
             options={
                 'abstract': False,
                 'base_manager_name': 'objects',
+                'permissions': [('preview_invoice', 'Can read the mails of an invoice'), ('send_again_invoice', 'Can send the mail of an invoice again'), ('void_invoice', 'Can void an invoice')],
             },
         ),
         migrations.CreateModel(
@@ -158,6 +159,9 @@ class Migration(migrations.Migration):
                 ('invoice', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.PROTECT, related_name='+', to='billing.invoice')),
                 ('run', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='items', to='billing.run')),
             ],
+            options={
+                'permissions': [('retry_item', 'Can have an item tried again'), ('park_item', 'Can set an item aside for a person'), ('preview_item', 'Can preview the invoice of an item')],
+            },
         ),
         migrations.CreateModel(
             name='TaxAnswer',
@@ -197,6 +201,14 @@ class Migration(migrations.Migration):
         migrations.AddIndex(
             model_name='invoice',
             index=models.Index(fields=['-issued_at'], name='billing_invoice_issued_at'),
+        ),
+        migrations.AddIndex(
+            model_name='invoice',
+            index=models.Index(condition=models.Q(('status', 'void')), fields=['-issued_at'], name='billing_invoice_void'),
+        ),
+        migrations.AddIndex(
+            model_name='creditnote',
+            index=models.Index(fields=['-issued_at'], name='billing_credit_issued_at'),
         ),
         migrations.AddConstraint(
             model_name='invoice',
@@ -280,7 +292,7 @@ class Migration(migrations.Migration):
         ),
         migrations.AddIndex(
             model_name='item',
-            index=models.Index(fields=['run', 'outcome'], name='billing_item_outcome'),
+            index=models.Index(fields=['run', 'outcome', 'id'], name='billing_item_outcome'),
         ),
         migrations.AddIndex(
             model_name='item',

@@ -67,6 +67,11 @@ class Invoice(FencedModel):
     void_reason = models.CharField(max_length=500, blank=True)
 
     class Meta(FencedModel.Meta):
+        permissions = [
+            ("preview_invoice", "Can read the mails of an invoice"),
+            ("send_again_invoice", "Can send the mail of an invoice again"),
+            ("void_invoice", "Can void an invoice"),
+        ]
         constraints = [
             models.UniqueConstraint(
                 fields=["customer", "kind", "period"],
@@ -90,7 +95,10 @@ class Invoice(FencedModel):
                 name="billing_invoice_number_with_date",
             ),
         ]
-        indexes = [models.Index(fields=["-issued_at"], name="billing_invoice_issued_at")]
+        indexes = [
+            models.Index(fields=["-issued_at"], name="billing_invoice_issued_at"),
+            models.Index(fields=["-issued_at"], condition=Q(status="void"), name="billing_invoice_void"),
+        ]
 
     def __str__(self) -> str:
         return self.reference
@@ -162,6 +170,7 @@ class CreditNote(FencedModel):
                 condition=Q(gross_minor=F("net_minor") + F("tax_minor")), name="billing_credit_gross_adds_up"
             ),
         ]
+        indexes = [models.Index(fields=["-issued_at"], name="billing_credit_issued_at")]
 
     def __str__(self) -> str:
         return self.reference

@@ -41,11 +41,16 @@ class Item(models.Model):
     rescues = models.PositiveIntegerField(default=0, help_text="How often the broker was given it again unstarted.")
 
     class Meta:
+        permissions = [
+            ("retry_item", "Can have an item tried again"),
+            ("park_item", "Can set an item aside for a person"),
+            ("preview_item", "Can preview the invoice of an item"),
+        ]
         constraints = [
             models.UniqueConstraint(fields=["run", "customer"], name="billing_item_once_per_run"),
         ]
         indexes = [
-            models.Index(fields=["run", "outcome"], name="billing_item_outcome"),
+            models.Index(fields=["run", "outcome", "id"], name="billing_item_outcome"),
             models.Index(fields=["started_at"], name="billing_item_started"),
             models.Index(fields=["run", "id"], condition=Q(outcome__in=["", "failed"]), name="billing_item_open"),
         ]

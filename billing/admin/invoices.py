@@ -1,0 +1,101 @@
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Any
+
+from django.contrib import admin
+from django.http import HttpRequest
+from django.utils.html import format_html, format_html_join
+
+from billing import mailing, money
+from billing.admin.amounts import amount
+from billing.admin.inspecting import Inspector, link, list_link
+from billing.admin.lines import SHOWN_LINES, LinesInline, percent
+from billing.admin.searching import NumberSearch
+from billing.models import CreditNote, Invoice, InvoiceLine, UsageEvent
+from billing.slots import as_period
+
+
+@admin.register(Invoice)
+class InvoiceAdmin(NumberSearch, Inspector):
+    list_display = [
+        "reference", "shown_customer", "shown_period", "status", "net", "tax", "gross", "issued_at", "mail",
+    ]  # fmt: skip
+    list_filter = ["status"]
+    list_select_related = ["customer"]
+    date_hierarchy = "issued_at"
+    ordering = ["-issued_at"]
+    inlines = [LinesInline]
+    fieldsets = [
+        (None, {"fields": ["reference", "shown_customer", "shown_period", "status", "issued_at", "mail"]}),
+        ("Amounts", {"fields": ["net", "taxes_table", "tax", "gross", "all_lines"]}),
+        (
+            "As issued",
+            {"fields": ["issued_to", "usage", "starts_at", "ends_at", "cutoff_at", "version", "token"]},
+        ),
+        ("Taken back", {"fields": ["shown_credit_note", "void_reason", "voided_at"]}),
+    ]
+
+    net = staticmethod(amount("net_minor", "net"))
+    tax = staticmethod(amount("tax_minor", "tax"))
+    gross = staticmethod(amount("gross_minor", "gross"))
+
+    def look_up(self, rows: Sequence[Any]) -> None:
+        messages = mailing.messages_of(rows)
+        for invoice in rows:
+            invoice.mail_messages = messages[invoice.pk]
+
+    def get_fieldsets(self, request: HttpRequest, obj: Invoice | None = None) -> Any:
+        is_void = obj is not None and obj.status == Invoice.Status.VOID
+        return self.fieldsets if is_void else self.fieldsets[:-1]
+
+    @admin.display(description="customer")
+    def shown_customer(self, invoice: Invoice) -> str:
+        return link(invoice.customer, invoice.customer.code)
+
+    @admin.display(description="period")
+    def shown_period(self, invoice: Invoice) -> str:
+        return str(as_period(invoice.period))
+
+    @admin.display(description="mail", empty_value="none")
+    def mail(self, invoice: Any) -> str | None:
+        if not hasattr(invoice, "mail_messages"):
+            self.look_up([invoice])
+        newest = next(reversed(invoice.mail_messages), None)
+        if newest is None:
+            return None
+        copies = len(invoice.mail_messages)
+        return f"{newest.get_state_display()}" + (f" (copy {copies})" if copies > 1 else "")
+
+    @admin.display(description="taxes")
+    def taxes_table(self, invoice: Invoice) -> str:
+        rows = [
+            (
+                f"{tax['category']}, {percent(Decimal(tax['rate']))}",
+                money.format_minor(tax["base_minor"], invoice.currency),
+                money.format_minor(tax["tax_minor"], invoice.currency),
+            )
+            for tax in invoice.taxes
+        ]
+        return format_html_join("\n", "<div>{} on {}: {}</div>", rows) or "-"
+
+    @admin.display(description="lines")
+    def all_lines(self, invoice: Invoice) -> str:
+        last = invoice.lines.order_by("-position").values_list("position", flat=True).first() or 0
+        text = f"all {last:,} lines" if last > SHOWN_LINES else f"{last} line{'' if last == 1 else 's'}"
+        return list_link(InvoiceLine, text, invoice__id__exact=invoice.pk)
+
+    @admin.display(description="usage events")
+    def usage(self, invoice: Invoice) -> str:
+        text = f"{invoice.usage_count:,}"
+        if invoice.status == Invoice.Status.VOID:  # it was released
+            return text
+        return list_link(UsageEvent, text, invoice__id__exact=invoice.pk)
+
+    @admin.display(description="issued to")
+    def issued_to(self, invoice: Invoice) -> str:
+        rows = [(name, value) for name, value in invoice.customer_snapshot.items() if value]
+        return format_html("<div>{}</div>", format_html_join("", "<div>{}: {}</div>", rows))
+
+    @admin.display(description="credit note")
+    def shown_credit_note(self, invoice: Invoice) -> str:
+        return link(CreditNote.objects.filter(invoice=invoice).first())

@@ -1,0 +1,48 @@
+from django.contrib import admin
+from django.db.models import Q
+
+from billing.admin.inspecting import Inspector, link
+from billing.admin.searching import IndexedSearch
+from billing.models import UsageEvent
+
+
+@admin.register(UsageEvent)
+class UsageEventAdmin(IndexedSearch, Inspector):
+    list_display = [
+        "event", "shown_customer", "metric", "subject", "shown_quantity", "shown_amount", "occurred_at",
+        "shown_invoice",
+    ]  # fmt: skip
+    list_display_links = ["event"]
+    list_filter = [("invoice", admin.EmptyFieldListFilter)]
+    list_select_related = ["customer", "invoice"]
+    search_help_text = "An event (source:key); or the beginning of a customer's code, for usage not invoiced yet."
+    ordering = ["-id"]
+    fields = [
+        "source", "key", "shown_customer", "metric", "subject", "shown_quantity", "shown_amount", "tax_category",
+        "occurred_at", "received_at", "shown_invoice", "digest",
+    ]  # fmt: skip
+
+    def searches(self, term: str) -> list[Q]:
+        source, _, key = term.partition(":")
+        # What is invoiced is found from its invoice.
+        return [Q(source=source, key=key), Q(customer__code__startswith=term, invoice=None)]
+
+    @admin.display(description="event")
+    def event(self, usage: UsageEvent) -> str:
+        return str(usage)
+
+    @admin.display(description="customer")
+    def shown_customer(self, usage: UsageEvent) -> str:
+        return link(usage.customer, usage.customer.code)
+
+    @admin.display(description="quantity")
+    def shown_quantity(self, usage: UsageEvent) -> str:
+        return f"{usage.quantity.normalize():f}"
+
+    @admin.display(description="amount", empty_value="by price")
+    def shown_amount(self, usage: UsageEvent) -> str | None:
+        return None if usage.amount is None else f"{usage.currency} {usage.amount.normalize():f}"
+
+    @admin.display(description="invoice", empty_value="not yet")
+    def shown_invoice(self, usage: UsageEvent) -> str | None:
+        return link(usage.invoice) if usage.invoice else None
