@@ -107,6 +107,7 @@ def leased(
                     turn.end()
             return None
 
+        vars(run)["lease_template"] = template  # tells the checks which actors are leased
         return run
 
     return decorate

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 from django.db import connections
+from dramatiq import Worker
+from dramatiq.brokers.stub import StubBroker
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from leases import acquiring, hold, keys, live
@@ -18,6 +20,7 @@ from leases.models import Incident, LeaseRecord, RedisMemory
 from leases.resources import key_of
 from leases.stopping import Job
 from leases.watcher import RESOURCE, Watcher
+from leases.worker_watcher import LeaseWatcher
 from tests.leases.conftest import steal
 from tests.waiting import wait_until
 
@@ -216,3 +219,26 @@ def test_records_beyond_one_batch_are_compared_too(frozen_keeper: None, monkeypa
     watcher = Watcher()
     watcher.look()
     wait_until(lambda: watcher.look() >= 0 and Incident.objects.count() == 8)
+
+
+def test_worker_watches_by_a_middleware_and_gives_the_place_back_when_it_stops() -> None:
+    broker = StubBroker(middleware=[LeaseWatcher()])
+    worker = Worker(broker, worker_threads=1)
+    worker.start()
+    try:
+        wait_until(lambda: LeaseRecord.objects.filter(resource=RESOURCE, ended_at=None).exists())
+        steal("customer:1", ttl_ms=300)
+        wait_until(lambda: Incident.objects.filter(resource="customer:1").exists())
+    finally:
+        worker.stop()
+    assert LeaseRecord.objects.get(resource=RESOURCE).end == LeaseRecord.End.RELEASED
+    assert RESOURCE not in keys.read([RESOURCE])
+
+
+def test_lease_whose_key_stays_only_for_the_lock_delay_has_expired(settings: Any, frozen_keeper: None) -> None:
+    settings.LEASES_LOCK_DELAY = timedelta(seconds=30)
+    acquire("customer:1", ttl=timedelta(milliseconds=300))
+    watcher = Watcher()
+    watcher.look()
+    wait_until(lambda: watcher.look() == 1)
+    assert "customer:1" in keys.read(["customer:1"])

@@ -1,0 +1,137 @@
+"""`manage.py leases doctor`."""
+
+import argparse
+from dataclasses import dataclass
+from typing import Any
+
+from django.core.checks import CheckMessage, Error, Warning, run_checks
+from django.core.checks.messages import ERROR, WARNING
+from django.db import DatabaseError, connections
+from django_redis import get_redis_connection
+from redis.exceptions import RedisError
+
+from leases import forgetting, keys
+from leases.cli.verb import EXIT_FOUND, Verb
+from leases.conf import conf
+from leases.errors import DatabaseForgot
+from leases.models import Incident, LeaseRecord, RedisMemory
+from leases.watcher import RESOURCE as WATCHER
+
+_LEVELS = {"error": ERROR, "warning": WARNING}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the doctor: `ok`, `warning` or `error`."""
+
+    level: str
+    id: str
+    text: str
+    hint: str
+
+
+class Doctor(Verb):
+    name = "doctor"
+    help = "Run every check of leases, also those that ask the servers, and say what is there."
+    examples = """
+  manage.py leases doctor
+  manage.py leases doctor --fail-level warning --json
+"""
+
+    @classmethod
+    def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument(
+            "--fail-level", choices=_LEVELS, default="error", help="exit with 1 from this level on (default: error)"
+        )
+
+    def run(self, *, database: str, as_json: bool, **options: Any) -> None:
+        messages = run_checks(tags=["leases"], include_deployment_checks=True, databases=[database])
+        messages += [*_watched(), *_same_database(database)]
+        messages = [message for message in messages if not message.is_silenced()]
+        facts = {**_redis_facts(), **_database_facts(database)}
+        findings = [
+            Finding(
+                "error" if message.level >= ERROR else "warning",
+                str(message.id),
+                f"{message.obj}: {message.msg}" if message.obj and str(message.obj) not in message.msg else message.msg,
+                str(message.hint or ""),
+            )
+            for message in sorted(messages, key=lambda message: -message.level)
+        ]
+        if as_json:
+            self.write_json(
+                {
+                    "facts": facts,
+                    "findings": [{"level": f.level, "id": f.id, "text": f.text, "hint": f.hint} for f in findings],
+                }
+            )
+        else:
+            for name, value in facts.items():
+                self.write(f"{name + ':':24}{value}")
+            for finding in findings:
+                self.write(f"{finding.level:8}{finding.id}: {finding.text}")
+                self.write(f"{'':8}{finding.hint}")
+            if not findings:
+                self.write("nothing to complain of")
+        if any(message.level >= _LEVELS[options["fail_level"]] for message in messages):
+            raise SystemExit(EXIT_FOUND)
+
+
+def _watched() -> list[CheckMessage]:
+    try:
+        if WATCHER in keys.read([WATCHER]):
+            return []
+    except RedisError:
+        return []
+    return [
+        Warning(
+            "Nobody watches: a holder that freezes is seen only when another takes its resource.",
+            hint="Start: manage.py leases watch, or call broker.add_middleware(LeaseWatcher()) from "
+            "leases.worker_watcher.",
+            id="leases.W040",
+        )
+    ]
+
+
+def _same_database(database: str) -> list[CheckMessage]:
+    try:
+        forgetting.verify(database)
+    except DatabaseForgot as error:
+        hint = "Do what it says; until then nothing is leased."
+        return [Error(str(error), hint=hint, obj=database, id="leases.E041")]
+    except DatabaseError:
+        pass
+    return []
+
+
+def _redis_facts() -> dict[str, Any]:
+    try:
+        info = get_redis_connection(conf.REDIS_ALIAS, write=True).info()
+    except (RedisError, NotImplementedError, ValueError, KeyError):
+        return {}
+    return {"redis": f"{info.get('server_name', 'redis')} {info.get('valkey_version') or info.get('redis_version')}"}
+
+
+def _database_facts(database: str) -> dict[str, Any]:
+    try:
+        unended = LeaseRecord.objects.using(database).filter(ended_at=None)
+        oldest = unended.order_by("acquired_at").values_list("acquired_at", flat=True).first()
+        lost = RedisMemory.objects.using(database).filter(pk=conf.REDIS_ALIAS).values_list("lost_at", flat=True).first()
+        latest = Incident.objects.using(database).order_by("-seen_at").first()
+        return {
+            "redis lost its memory": lost or "never while anybody watched",
+            "leases not ended": unended.count(),
+            "oldest of them since": oldest or "-",
+            "fences, about": _estimate(database),
+            "latest incident": f"{latest.seen_at:%Y-%m-%d %H:%M:%S} {latest}" if latest else "none",
+        }
+    except DatabaseError:
+        return {}
+
+
+def _estimate(database: str) -> int:
+    """Return how many fences the planner believes there are; counting many would take long."""
+    with connections[database].cursor() as cursor:
+        cursor.execute("SELECT greatest(0, reltuples)::bigint FROM pg_class WHERE oid = to_regclass('leases_fence')")
+        row = cursor.fetchone()
+    return int(row[0]) if row else 0
