@@ -17,6 +17,7 @@ from leases.conf import conf
 from leases.errands import errands
 from leases.errors import LeaseLost
 from leases.models import Incident, LeaseRecord
+from leases.presenting import presenting
 from leases.process import ProcessIdentity
 from leases.stopping import Job
 
@@ -78,8 +79,6 @@ class Lease:
         Keep it short and make no network call in it. Raises LeaseLost if the lease has ended, StaleToken if the fence
         is beyond its token, NotHeld if a row of a resource that was not presented was written.
         """
-        from leases.presenting import presenting
-
         return presenting([self], self.using)
 
     @contextmanager

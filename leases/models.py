@@ -10,7 +10,6 @@ from leases.job_models import Turn as Turn
 from leases.resources import MAX_LENGTH
 
 if TYPE_CHECKING:
-    from leases.fenced import FencedModel as FencedModel
     from leases.inspection import Live
 
 

@@ -2,18 +2,21 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import psycopg
 from django.db import DatabaseError, transaction
 
 from leases import fence
 from leases.errors import NotHeld, StaleToken
-from leases.lease import Lease
 from leases.models import Incident
+
+if TYPE_CHECKING:
+    from leases.lease import Lease
 
 
 @contextmanager
-def presenting(leases: Sequence[Lease], using: str, *, savepoint: bool = True) -> Iterator[None]:
+def presenting(leases: "Sequence[Lease]", using: str, *, savepoint: bool = True) -> Iterator[None]:
     """Open a transaction on `using` that presents `leases`, one after another in the order of their resources.
 
     Within an open transaction this is a savepoint, or nothing of its own with `savepoint=False`; the leases are
