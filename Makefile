@@ -28,6 +28,10 @@ setup: $(INSTALLED) .env ## the virtual environment in .venv with every pinned r
 demo: setup ## bill a sample period with real servers and eight workers, and show what came of it
 	@PYTHONUNBUFFERED=1 $(PYTHON) manage.py demo
 
+.PHONY: replay
+replay: setup ## the incident with its naive lock, and what happens here in its place, under the same faults
+	@PYTHONUNBUFFERED=1 $(PYTHON) manage.py replay $(ARGS)
+
 .PHONY: test
 test: setup ## the test suite, on servers of its own
 	@$(PYTHON) -m pytest $(ARGS)

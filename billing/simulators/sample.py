@@ -7,7 +7,7 @@ moment of the period there.
 
 import random
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from zoneinfo import ZoneInfo
@@ -44,7 +44,6 @@ FIRST, SECOND = (
     ("Amber", "Birch", "Cobalt", "Delta", "Elm", "Fjord", "Granite", "Harbour", "Iris", "Juniper", "Kestrel", "Linden"),
     ("Analytics", "Bakery", "Clinic", "Design", "Energy", "Foods", "Games", "Logistics", "Media", "Optics", "Tools"),
 )
-IDLE_SHARE = 0.02
 
 
 @dataclass(frozen=True)
@@ -79,14 +78,26 @@ class SampleUsage:
 class Sample:
     """The data of one seed: equal arguments give equal rows, in equal order.
 
-    `customers` is how many, `lines` how many pairs of metric and subject a small one typically uses, `month` the
-    first day of the period.
+    `customers` is how many, `month` the first day of the period, `lines` how many pairs of metric and subject a small
+    customer typically uses, `heavy_share` which part of the customers has a hundred times as many; `idle_share` used
+    nothing.
     """
 
-    def __init__(self, customers: int, seed: int, month: date, lines: int = 4) -> None:
+    def __init__(
+        self,
+        customers: int,
+        seed: int,
+        month: date,
+        *,
+        lines: int = 4,
+        heavy_share: float = 0.01,
+        idle_share: float = 0.02,
+    ) -> None:
         self._seed = seed
         self._month = month
         self._lines = lines
+        self._heavy = max(1, round(customers * heavy_share))
+        self._idle_share = idle_share
         ranks = list(range(customers))
         random.Random(f"{seed}").shuffle(ranks)  # noqa: S311 - a sample, no secret
         self._ranks = ranks
@@ -121,13 +132,12 @@ class Sample:
                     yield SampleUsage("sample", key, customer.code, metric, subject, quantity, at.isoformat())
 
     def _line_count(self, number: int, chosen: random.Random) -> int:
-        heavy = max(1, len(self._ranks) // 100)
         typical = max(1, self._lines + chosen.randint(-2, 2))
-        if self._ranks[number] < heavy:
+        if self._ranks[number] < self._heavy:
             return 100 * typical
-        if self._ranks[number] < heavy * 10:
+        if self._ranks[number] < self._heavy * 10:
             return 10 * typical
-        return 0 if chosen.random() < IDLE_SHARE else typical
+        return 0 if chosen.random() < self._idle_share else typical
 
     def _bounds(self, zone: ZoneInfo) -> tuple[datetime, datetime]:
         after = (self._month + timedelta(days=31)).replace(day=1)
@@ -146,8 +156,3 @@ class Sample:
 
     def _random(self, number: int, what: str = "") -> random.Random:
         return random.Random(f"{self._seed}:{number}:{what}")  # noqa: S311 - a sample, no secret
-
-
-def as_row(item: SampleCustomer | SamplePrice | SampleUsage) -> dict[str, str]:
-    """Return the item as a CSV row; numbers without exponents."""
-    return {name: f"{value:f}" if isinstance(value, Decimal) else str(value) for name, value in asdict(item).items()}

@@ -66,14 +66,15 @@ class TaxServer(ThreadingHTTPServer):
             self._attempts[document] += 1
             return self._attempts[document]
 
-    def record(self, started: datetime, document: str, lines: int, attempt: int, status: int) -> None:
+    def record(self, started: datetime, question: "Question | None", attempt: int, status: int) -> None:
         """Append one JSON line to the request log; status 0 means that the reply was withheld."""
         ended = datetime.now(UTC)
         entry = {
             "started": started.isoformat(),
             "seconds": round((ended - started).total_seconds(), 6),
-            "document": document,
-            "lines": lines,
+            "document": question.document if question else "",
+            "digest": question.digest if question else "",
+            "lines": len(question.lines) if question else 0,
             "attempt": attempt,
             "status": status,
         }
@@ -108,23 +109,23 @@ class TaxHandler(BaseHTTPRequestHandler):
             question = Question.parse(body)
             answer = question.answer()
         except Rejected as problem:
-            self.server.record(started, "", 0, 0, 422)
+            self.server.record(started, None, 0, 422)
             self.answer(422, {"error": str(problem)})
             return
-        behaviour, lines = self.server.behaviour, len(question.lines)
+        behaviour = self.server.behaviour
         attempt = self.server.next_attempt(question.document)
         fault = behaviour.fault(question.document, attempt)
         if fault in (OVERLOADED, TOO_MANY):
-            self.server.record(started, question.document, lines, attempt, fault)
+            self.server.record(started, question, attempt, fault)
             seconds = str(round(behaviour.retry_after.total_seconds()))
             self.answer(fault, {"error": "try again later"}, {"Retry-After": seconds} if fault == TOO_MANY else {})
             return
-        time.sleep(behaviour.latency_per_line.total_seconds() * lines)
+        time.sleep(behaviour.latency_per_line.total_seconds() * len(question.lines))
         if fault == REPLY_LOST:
-            self.server.record(started, question.document, lines, attempt, REPLY_LOST)
+            self.server.record(started, question, attempt, REPLY_LOST)
             self.close_connection = True
             return
-        self.server.record(started, question.document, lines, attempt, 200)
+        self.server.record(started, question, attempt, 200)
         self.answer(200, answer)
 
     def answer(self, status: int, content: dict[str, Any], headers: dict[str, str] | None = None) -> None:
@@ -149,6 +150,8 @@ class Question:
 
     document: str
     country: str
+    digest: str
+    """Of the whole request: equal for the same question, told apart from another one about the same document."""
     lines: tuple[tuple[str, str], ...]
     """Pairs of key and tax category; the amounts are checked, but the rate does not depend on them."""
 
@@ -175,7 +178,7 @@ class Question:
         repeated = [key for key, times in Counter(key for key, _ in lines).items() if times > 1]
         if repeated:
             raise Rejected(f"line key {repeated[0]!r} is there more than once")
-        return cls(document, country, lines)
+        return cls(document, country, hashlib.sha256(body).hexdigest()[:16], lines)
 
     @staticmethod
     def _line(number: int, entry: object) -> tuple[str, str]:

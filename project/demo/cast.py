@@ -43,7 +43,7 @@ class Cast:
                 stderr=subprocess.STDOUT,
                 # Ctrl-C is for the demonstration, which then stops them in order.
                 start_new_session=True,
-                preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+                preexec_fn=end_with_parent if sys.platform == "linux" else None,
             )
 
     def wait_for(self, name: str, pattern: str) -> str:
@@ -78,6 +78,6 @@ class Cast:
                 process.wait()
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """Have the kernel stop this process when the demonstration is killed and cannot do it itself."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-import time
 from pathlib import Path
 
 from project.replay import timeline
@@ -18,10 +17,10 @@ class EventFile:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         self._worker = worker
 
-    def append(self, event: str, *, pid: int, customer: str = "", at: float | None = None) -> None:
-        """Write one event; `at` is seconds on the clock of `now()`, by default this moment."""
+    def append(self, event: str, *, pid: int, customer: str = "") -> None:
+        """Write one event, as of this moment."""
         line = {
-            "at": now() if at is None else at,
+            "at": timeline.now(),
             "worker": self._worker,
             "pid": pid,
             "event": event,
@@ -45,8 +44,3 @@ class StepHandler(logging.Handler):
         if event in KEPT:
             customer = getattr(record, "customer", "") or str(getattr(record, "resource", "")).rpartition(":")[2]
             self._events.append(event, pid=os.getpid(), customer=customer)
-
-
-def now() -> float:
-    """Return seconds on a clock that all processes of the machine share and that nobody sets."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -4,7 +4,7 @@ import random
 from dataclasses import dataclass
 
 DOUBLED_SHARE = 0.05
-KILLED_SHARE = 0.25
+KILLED_SHARE = 0.3
 
 
 @dataclass(frozen=True)

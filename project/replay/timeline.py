@@ -5,6 +5,7 @@ given back or the process was killed. A frozen process has not ended: its work g
 """
 
 import json
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -25,6 +26,7 @@ class Cause(StrEnum):
     EXPIRED = "lock expired under a running holder"
     FOREIGN = "lock deleted by a former holder"
     DOUBLED = "message came again"
+    UNKNOWN = "not known"
 
 
 @dataclass
@@ -44,7 +46,7 @@ class Attempt:
 
 @dataclass
 class Timeline:
-    """One side's run; moments are seconds since `started`."""
+    """One side's run; moments are seconds since it began."""
 
     attempts: list[Attempt] = field(default_factory=list)
     frozen: list[tuple[int, float, float]] = field(default_factory=list)
@@ -68,6 +70,11 @@ class Timeline:
         """Return how many attempts saw another one start while they were under way, a full lease after their start."""
         return len({id(earlier) for earlier, later in self.overlaps() if later.start >= earlier.start + ttl_s})
 
+    def stale_refused(self) -> int:
+        """Return how many attempts were overtaken by another one, and ended without an invoice of their own."""
+        overtaken = {id(earlier): earlier for earlier, _ in self.overlaps()}
+        return sum(not attempt.killed and attempt.issued_at is None for attempt in overtaken.values())
+
     def causes(self, ttl_s: float) -> Mapping[str, list[Cause]]:
         """Return the cause of each further invoice of each customer who has more than one, in the attempts' order."""
         found = {}
@@ -88,11 +95,17 @@ def cause(attempt: Attempt, attempts: Iterable[Attempt], ttl_s: float) -> Cause:
     return Cause.EXPIRED if attempt.start >= latest.start + ttl_s * 0.98 else Cause.FOREIGN
 
 
-def read(path: Path) -> Timeline:
-    """Return the timeline of one side from its event file, whose lines hold at, worker, pid, event, customer."""
+def read(path: Path, began_at: float) -> Timeline:
+    """Return the timeline of one side from its event file; moments count from `began_at` on the clock of `now()`."""
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    lines.sort(key=lambda line: line["at"])
-    return build(lines)
+    for line in lines:
+        line["at"] -= began_at
+    return build(sorted(lines, key=lambda line: float(line["at"])))
+
+
+def now() -> float:
+    """Return seconds on a clock that all processes of the machine share and that nobody sets."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def build(lines: Iterable[Mapping[str, Any]]) -> Timeline:
@@ -103,6 +116,8 @@ def build(lines: Iterable[Mapping[str, Any]]) -> Timeline:
         event, at, worker, pid = line["event"], line["at"], line["worker"], line["pid"]
         attempt = current.get(pid)
         if event in STARTS:
+            if attempt:  # its process went on to other work: it had given up
+                attempt.end = at
             current[pid] = Attempt(worker, pid, line["customer"], at)
             timeline.attempts.append(current[pid])
         elif event == FROZEN:
@@ -116,9 +131,7 @@ def build(lines: Iterable[Mapping[str, Any]]) -> Timeline:
                 del current[pid]
         elif attempt and event in ISSUED:
             attempt.issued_at = at
-        elif attempt and event == LOST:
-            attempt.lost = True
-        elif attempt and event in ENDS:
-            attempt.end = at
+        elif attempt and event in (LOST, *ENDS):
+            attempt.end, attempt.lost = at, event == LOST
             del current[pid]
     return timeline

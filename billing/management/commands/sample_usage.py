@@ -1,17 +1,14 @@
 """`manage.py sample_usage`: seeded sample data as the files the import commands read."""
 
 import argparse
-import csv
-import os
-from collections.abc import Iterable
-from dataclasses import fields
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from billing.simulators.sample import Sample, SampleCustomer, SamplePrice, SampleUsage, as_row
+from billing.simulators.sample import Sample
+from billing.simulators.sample_files import write_all
 
 EPILOG = """\
 example:
@@ -44,34 +41,11 @@ class Command(BaseCommand):
             month = date.fromisoformat(f"{options['period']}-01")
         except ValueError:
             raise CommandError(f"--period is a month like 2026-05, got {options['period']!r}.") from None
-        sample = Sample(options["customers"], options["seed"], month, options["lines"])
+        sample = Sample(options["customers"], options["seed"], month, lines=options["lines"])
         directory: Path = options["out"]
         try:
-            directory.mkdir(parents=True, exist_ok=True)
-            written = {
-                "customers": write(directory / "customers.csv", SampleCustomer, sample.customers()),
-                "prices": write(directory / "prices.csv", SamplePrice, sample.prices()),
-                "usage": write(directory / "usage.csv", SampleUsage, sample.usage()),
-            }
+            written = write_all(directory, sample)
         except OSError as problem:
             raise CommandError(f"The sample cannot be written: {problem}") from problem
         for name, rows in written.items():
             self.stdout.write(f"{directory / name}.csv: {rows} rows")
-
-
-def write(
-    path: Path,
-    kind: type[SampleCustomer | SamplePrice | SampleUsage],
-    items: Iterable[SampleCustomer | SamplePrice | SampleUsage],
-) -> int:
-    """Write `items` to `path`, which appears only when it is complete; return how many rows."""
-    partial = path.with_suffix(".partial")
-    rows = 0
-    with partial.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, [field.name for field in fields(kind)])
-        writer.writeheader()
-        for item in items:
-            writer.writerow(as_row(item))
-            rows += 1
-    os.replace(partial, path)
-    return rows

@@ -173,6 +173,9 @@ class Command(BaseCommand):
             f"  {python} manage.py run_status   the run, customer by customer where something is odd\n"
             f"  {python} manage.py createsuperuser && {python} manage.py runserver   the admin, at http://127.0.0.1:8000/admin/"
         )
+        self.stdout.write(
+            "\nnext: make replay   the incident with its naive lock, beside what happens here in its place"
+        )
         self.say_how_to_stop()
         if faults:
             sys.exit(BROKEN_PROMISE)

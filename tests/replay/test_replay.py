@@ -1,0 +1,57 @@
+"""A short replay with real processes, and what its exit code says."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+from project.replay import report
+from project.replay.counting import Counts
+from project.replay.timeline import Cause
+from tests.servers.processes import Processes
+
+GOOD = Counts(
+    customers=10,
+    without_invoice=0,
+    invoices=10,
+    twice={},
+    more={},
+    emails=10,
+    second_emails=0,
+    without_email=0,
+    in_doubt=0,
+    expired_under_holder=1,
+    stale_refused=1,
+    wasted_s=1.0,
+    seconds=9.0,
+)
+
+
+def test_short_replay_hurts_the_naive_lock_and_nobody_else(processes: Processes, tmp_path: Path) -> None:
+    options = ("--customers", 12, "--workers", 3, "--seed", 1, "--json", "--out", tmp_path / "replay")
+    replay = processes.start("replay", *options)
+    assert replay.wait(300) == 0, replay.output()
+    result = json.loads(replay.output().splitlines()[-1])
+    naive, ours = result["naive"], result["ours"]
+    assert naive["customers"] == ours["customers"] == ours["invoices"] == 12
+    assert naive["invoices"] > 12
+    assert naive["second_emails"] > 0
+    assert ours["second_emails"] == ours["without_invoice"] == ours["without_email"] == 0
+    assert (ours["twice"], ours["more"]) == (dict.fromkeys(ours["twice"], 0), dict.fromkeys(ours["more"], 0))
+    picture = ElementTree.fromstring(Path(result["plot"]).read_text())  # noqa: S314 - our own file
+    assert picture.tag.endswith("svg")
+
+
+def test_each_broken_promise_is_named() -> None:
+    assert report.broken(GOOD) == []
+    assert report.broken(replace(GOOD, invoices=11)) == ["1 second invoices"]
+    assert report.broken(replace(GOOD, second_emails=2)) == ["2 second emails"]
+    assert report.broken(replace(GOOD, without_invoice=1, invoices=9)) == ["1 customers without an outcome"]
+    assert report.broken(replace(GOOD, without_email=1)) == ["1 customers without an email, 0 in doubt"]
+    assert report.broken(replace(GOOD, without_email=1, in_doubt=1)) == []
+
+
+def test_faults_that_only_doubled_messages_were_too_weak() -> None:
+    assert report.too_weak(replace(GOOD, twice={Cause.DOUBLED: 5}))
+    assert not report.too_weak(replace(GOOD, twice={Cause.EXPIRED: 1}))
+    assert not report.too_weak(replace(GOOD, more={Cause.FOREIGN: 1}))
