@@ -29,6 +29,9 @@ class Settings:
     POLL_INTERVAL: timedelta = timedelta(seconds=1)
     """How long an idle drainer waits before it looks again."""
 
+    NOTIFY: bool = True
+    """Whether publish() wakes drainers at once. Costs one NOTIFY per process and tenth of a second."""
+
     MAX_ATTEMPTS: int = 50
     """A message that was refused so often is dead."""
 

@@ -15,11 +15,13 @@ from datetime import timedelta
 
 from django.db import InterfaceError, OperationalError, connections
 
-from outbox import channels
+from outbox import channels, forgetting
 from outbox.channels.base import boottime
 from outbox.claims import Statements, Swept
+from outbox.errors import DatabaseForgot
 from outbox.lane import Lane, Pace
 from outbox.senders import Answered
+from outbox.wakeup import Listener
 
 logger = logging.getLogger("outbox.drain")
 
@@ -35,15 +37,24 @@ class Until(enum.Enum):
     STOPPED = "watch"
 
 
+class Word(enum.Enum):
+    """What the loop is told while it waits."""
+
+    WAKE = "look for due messages"
+    STOP = "look whether to stop"
+
+
 @dataclass(slots=True)
 class Report:
     """What a drainer did: how many messages were claimed, sent, retried, dead, in_doubt, given_back, swept, too_late.
 
     database_lost: it ended because the database was gone, with messages it could not mark or give back.
+    database_forgot: it ended because the database lost a part of its history; what is to be done.
     """
 
     tally: Counter[str] = field(default_factory=Counter)
     database_lost: bool = False
+    database_forgot: str = ""
 
 
 def drainer_name() -> str:
@@ -67,6 +78,7 @@ class Drainer:
         until: Until = Until.STOPPED,
         limit: int | None = None,
         max_runtime: timedelta | None = None,
+        listen: bool = False,
         progress: Callable[[Counter[str]], None] = lambda tally: None,
     ) -> None:
         self.report = Report()
@@ -78,8 +90,8 @@ class Drainer:
         self._claim_ttl = pace.claim_ttl
         self._stopping = threading.Event()
         self._stopped_at = 0.0
-        # Answers of the senders, and None to wake up. SimpleQueue.put may be called from a signal handler.
-        self._inbox: queue.SimpleQueue[Answered | None] = queue.SimpleQueue()
+        # Answers of the senders, and words to the loop. SimpleQueue.put may be called from a signal handler.
+        self._inbox: queue.SimpleQueue[Answered | Word] = queue.SimpleQueue()
         self._statements = Statements(using)
         self._lanes = [
             Lane(name, pace, self._statements, drainer_name(), self.report.tally, self._stopping, self._inbox.put)
@@ -87,6 +99,7 @@ class Drainer:
         ]
         self._by_name = {lane.name: lane for lane in self._lanes}
         self._all_channels = [channels.channel(name) for name in channels.names()]
+        self._listener = Listener(using, self.wake) if listen else None
         self._next_sweep = 0.0
         self._backoff = 0.0
 
@@ -94,16 +107,16 @@ class Drainer:
         """End soon: nothing new is started. May be called from a signal handler or another thread."""
         self._stopped_at = boottime()
         self._stopping.set()
-        self._inbox.put(None)
+        self._inbox.put(Word.STOP)
 
     def wake(self) -> None:
-        """Look for due messages now."""
-        for lane in self._lanes:
-            lane.wake()
-        self._inbox.put(None)
+        """Look for due messages now. May be called from any thread."""
+        self._inbox.put(Word.WAKE)
 
     def run(self) -> Report:
         """Drain. Returns what was done; a lost database ends it only when stopping, or when not watching."""
+        if self._listener:
+            self._listener.start()
         try:
             while not self._done():
                 if self._ends_at is not None and time.monotonic() >= self._ends_at and not self._stopping.is_set():
@@ -118,6 +131,8 @@ class Drainer:
                         break
         finally:
             self._stopping.set()
+            if self._listener:
+                self._listener.end()
             for lane in self._lanes:
                 lane.close()
         return self.report
@@ -128,6 +143,8 @@ class Drainer:
                 lane.give_back()
             lane.mark()
         if not self._stopping.is_set():
+            self._verify()
+        if not self._stopping.is_set():
             self._sweep()
             for lane in self._lanes:
                 if self._may_claim(lane):
@@ -136,6 +153,15 @@ class Drainer:
                         self._left -= taken
                 lane.start()
         self._listen(self._wait())
+
+    def _verify(self) -> None:
+        """Claim nothing from a database that forgot; what is in hand is finished and marked."""
+        try:
+            forgetting.verify(self._using)
+        except DatabaseForgot as error:
+            logger.critical("%s", error, extra={"event": "outbox.database_forgot"})
+            self.report.database_forgot = str(error)
+            self.stop()
 
     def _may_claim(self, lane: Lane) -> bool:
         if self._left == 0:
@@ -165,8 +191,11 @@ class Drainer:
         try:
             answered = self._inbox.get(timeout=timeout) if timeout else self._inbox.get_nowait()
             while True:
-                if answered is not None:
+                if isinstance(answered, Answered):
                     self._by_name[answered.parcel.channel].answered(answered)
+                elif answered is Word.WAKE:
+                    for lane in self._lanes:
+                        lane.wake()
                 answered = self._inbox.get_nowait()
         except queue.Empty:
             return

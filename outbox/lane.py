@@ -15,6 +15,7 @@ from outbox.channels.base import Answer, Outcome, Parcel
 from outbox.claims import Claim, Held, Statements
 from outbox.marking import Marks
 from outbox.senders import Answered, Senders
+from outbox.wakeup import COALESCE_S
 
 logger = logging.getLogger("outbox.drain")
 
@@ -62,6 +63,7 @@ class Lane:
         self._marks = Marks(self._channel, statements, tally)
         self._breaker = Breaker()
         self._next_claim = 0.0
+        self._look_again = False
         self.claims = 0
 
     @property
@@ -80,8 +82,9 @@ class Lane:
         return self._next_claim > 0
 
     def wake(self) -> None:
-        """Look for due messages at the next turn."""
+        """Look for due messages at the next turn, and once more soon: wake-ups that follow each other are merged."""
         self._next_claim = 0.0
+        self._look_again = True
 
     def idle_for(self) -> float:
         """Seconds until it wants to claim again."""
@@ -100,7 +103,9 @@ class Lane:
         self.claims += 1
         taken = len(self._claim.held) if self._claim else 0
         # A batch that came back short says that nothing more is due now.
-        self._next_claim = 0.0 if taken == wanted else time.monotonic() + self._pace.poll_interval.total_seconds()
+        wait = COALESCE_S * 1.5 if self._look_again else self._pace.poll_interval.total_seconds()
+        self._next_claim = 0.0 if taken == wanted else time.monotonic() + wait
+        self._look_again = self._look_again and taken == wanted
         if self._claim is None:
             return 0
         self._waiting.extend(self._claim.held)

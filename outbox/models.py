@@ -107,3 +107,18 @@ class Decision(models.Model):
 
     def __str__(self) -> str:
         return f"{self.action} by {self.by}"
+
+
+class DatabaseIdentity(models.Model):
+    """Which database made the promises; one row."""
+
+    system_identifier = models.TextField()
+    timeline = models.BigIntegerField()
+    stored_at = models.DateTimeField(help_text="Database time when it was accepted.")
+
+    class Meta:
+        verbose_name_plural = "database identity"
+        constraints = [models.CheckConstraint(condition=Q(id=1), name="outbox_one_database_identity")]
+
+    def __str__(self) -> str:
+        return f"{self.system_identifier} on timeline {self.timeline}"

@@ -11,7 +11,7 @@ from typing import Any
 from django.db import connections, router
 from django.utils import timezone
 
-from outbox import channels
+from outbox import channels, wakeup
 from outbox.claims import statement
 from outbox.conf import settings
 from outbox.errors import DedupeConflict, InvalidContent, NotInTransaction
@@ -62,6 +62,8 @@ def publish(
         row = cursor.fetchone()
     if row is None:
         return _known(alias, dedupe_key, digest)
+    if not_before is None or not_before <= row[2]:
+        wakeup.after_commit(alias)
     message = Message(
         id=row[0],
         channel=channel,

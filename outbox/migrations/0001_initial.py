@@ -15,6 +15,19 @@ class Migration(migrations.Migration):
 
     operations = [
         migrations.CreateModel(
+            name='DatabaseIdentity',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('system_identifier', models.TextField()),
+                ('timeline', models.BigIntegerField()),
+                ('stored_at', models.DateTimeField(help_text='Database time when it was accepted.')),
+            ],
+            options={
+                'verbose_name_plural': 'database identity',
+                'constraints': [models.CheckConstraint(condition=models.Q(('id', 1)), name='outbox_one_database_identity')],
+            },
+        ),
+        migrations.CreateModel(
             name='Message',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),

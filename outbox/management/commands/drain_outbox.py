@@ -24,6 +24,7 @@ from outbox.lane import Pace
 from outbox.models import Message, State
 
 EXIT_PARKED = 3
+EXIT_FORGOT = 4
 EXIT_DATABASE_LOST = 75  # EX_TEMPFAIL of sysexits.h
 
 EPILOG = """
@@ -39,6 +40,7 @@ exit codes:
   0   done, or stopped as asked
   2   bad usage
   3   done, and there are messages in doubt or dead (not with --watch)
+  4   the database lost a part of its history; run 'manage.py outbox after_failover'
   75  the database was lost, and messages could not be marked or given back; they will be swept
   128+n  ended by a second signal n
 """
@@ -66,6 +68,7 @@ class Command(BaseCommand):
         parser.add_argument("--concurrency", type=_positive, help="messages handed over at the same time, per channel")
         parser.add_argument("--claim-ttl", type=_seconds, metavar="SECONDS", help="how long a claim lasts")
         parser.add_argument("--poll-interval", type=_seconds, metavar="SECONDS", help="how often to look when idle")
+        parser.add_argument("--no-notify", action="store_true", help="only poll: behind a pooler LISTEN hears nothing")
         parser.add_argument("--max-runtime", type=_seconds, metavar="SECONDS", help="end by itself after so long")
         parser.add_argument("--dry-run", action="store_true", help="say what is due; change nothing")
         parser.add_argument("--json", action="store_true", help="one JSON object on stdout at the end")
@@ -80,6 +83,7 @@ class Command(BaseCommand):
         if options["dry_run"]:
             self._say_what_is_due(using, names, options["json"])
             return
+        watching = not (options["once"] or options["until_empty"])
         try:
             drainer = Drainer(
                 using=using,
@@ -88,21 +92,24 @@ class Command(BaseCommand):
                 until=Until.ONE_BATCH if options["once"] else Until.EMPTY if options["until_empty"] else Until.STOPPED,
                 limit=options["limit"],
                 max_runtime=options["max_runtime"],
+                listen=watching and not options["no_notify"],
                 progress=_Progress(options["health_file"], sys.stderr.isatty() and not options["json"]),
             )
         except OutboxError as error:
             raise CommandError(str(error)) from error
         _stop_on_signals(drainer)
         report = drainer.run()
-        watching = not (options["once"] or options["until_empty"])
         parked = Counter[str]() if watching or report.database_lost else _parked(using, names)
         if options["json"]:
-            outcome = {**report.tally, "parked": dict(parked), "database_lost": report.database_lost}
+            ends = {"database_lost": report.database_lost, "database_forgot": bool(report.database_forgot)}
+            outcome = {**report.tally, "parked": dict(parked), **ends}
             self.stdout.write(json.dumps(outcome, sort_keys=True))
         else:
             self.stdout.write(_sentence(report.tally))
             if parked:
                 self.stdout.write(f"waiting for a person: {_counts(parked)}")
+        if report.database_forgot:
+            sys.exit(EXIT_FORGOT)
         if report.database_lost:
             sys.exit(EXIT_DATABASE_LOST)
         if parked:

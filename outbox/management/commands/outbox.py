@@ -15,6 +15,7 @@ from django.db.models.functions import Coalesce, Now
 
 from outbox.decisions import Action, decide
 from outbox.errors import DecisionRefused
+from outbox.forgetting import put_right
 from outbox.inspection import status
 from outbox.models import Message, State
 from outbox.pruning import prune
@@ -31,6 +32,7 @@ examples:
   manage.py outbox requeue --reason "mailbox is no longer full" --all-dead --channel email
   manage.py outbox cancel --reason "wrong customer" invoice:42:2026-05:v1
   manage.py outbox prune --older-than 400
+  manage.py outbox after_failover
 
 A message is named by its dedupe key, or by its number as #123.
 
@@ -59,6 +61,9 @@ class Command(BaseCommand):
             "resolve": verbs.add_parser("resolve", help="decide about messages in doubt"),
             "requeue": verbs.add_parser("requeue", help="give dead messages another chance"),
             "cancel": verbs.add_parser("cancel", help="never send these messages"),
+            "after_failover": verbs.add_parser(
+                "after_failover", help="after a promotion or a restore: put in doubt what may have been sent"
+            ),
             "prune": verbs.add_parser("prune", help="empty the payload of old messages; their keys stay"),
         }
         for verb in ("status", "show"):
@@ -73,6 +78,10 @@ class Command(BaseCommand):
             parsers[verb].add_argument("messages", nargs="*" if verb == "requeue" else "+", metavar="message")
             parsers[verb].add_argument("--reason", required=True, help="for those who ask later")
             parsers[verb].add_argument("--dry-run", action="store_true", help="say which; change nothing")
+        parsers["after_failover"].add_argument(
+            "--nothing-lost", action="store_true", help="it was a synchronous standby: only accept the new identity"
+        )
+        parsers["after_failover"].add_argument("--dry-run", action="store_true", help="count them; change nothing")
         parsers["prune"].add_argument(
             "--older-than", type=_days, metavar="DAYS", required=True, help="sent or cancelled longer ago"
         )
@@ -122,6 +131,12 @@ class Command(BaseCommand):
 
     def _cancel(self, options: dict[str, Any]) -> None:
         self._decide(Action.CANCEL, options)
+
+    def _after_failover(self, options: dict[str, Any]) -> None:
+        dry_run = options["dry_run"]
+        parked = put_right(self.using, nothing_lost=options["nothing_lost"], dry_run=dry_run)
+        words = "would put {} messages in doubt" if dry_run else "put {} messages in doubt; drainers may go on"
+        self.stdout.write(words.format(parked))
 
     def _prune(self, options: dict[str, Any]) -> None:
         if options["dry_run"]:

@@ -1,0 +1,43 @@
+"""The yardstick: the same claim, intent and mark by a bare psycopg loop, which does nothing else."""
+
+import time
+from typing import Any
+
+import psycopg
+from django.db import connection
+
+CLAIM = """
+UPDATE outbox_message
+   SET state = 'claimed', claim = %(claim)s, claimed_until = clock_timestamp() + interval '60 s'
+ WHERE id = ANY(ARRAY(SELECT id FROM outbox_message
+                       WHERE state = 'pending' AND channel = 'noop' AND available_at <= statement_timestamp()
+                       ORDER BY available_at, id LIMIT %(limit)s FOR UPDATE SKIP LOCKED))
+RETURNING id, payload
+"""
+INTENT = """
+UPDATE outbox_message SET state = 'sending', attempts = attempts + 1
+ WHERE id = ANY(%(ids)s) AND claim = %(claim)s AND state = 'claimed' AND claimed_until > clock_timestamp()
+"""
+MARK = """
+UPDATE outbox_message SET state = 'sent', claimed_until = NULL, sent_at = clock_timestamp()
+ WHERE id = ANY(%(ids)s) AND claim = %(claim)s AND state = 'sending'
+"""
+
+
+def drain(batch_size: int, micro_batch: int) -> float:
+    """Drain everything; the seconds it took."""
+    given: Any = connection.get_connection_params()
+    names = ("host", "port", "user", "password", "dbname")
+    with psycopg.connect(**{n: given[n] for n in names if given.get(n)}, autocommit=True) as raw:
+        began = time.perf_counter()
+        claim = 0
+        while True:
+            claim += 1
+            rows = raw.execute(CLAIM, {"claim": claim, "limit": batch_size}).fetchall()
+            if not rows:
+                return time.perf_counter() - began
+            ids = sorted(row[0] for row in rows)
+            for start in range(0, len(ids), micro_batch):
+                values = {"ids": ids[start : start + micro_batch], "claim": claim}
+                raw.execute(INTENT, values)
+                raw.execute(MARK, values)
