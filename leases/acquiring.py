@@ -11,7 +11,7 @@ from datetime import timedelta
 from django.db import DatabaseError
 from redis.exceptions import RedisError
 
-from leases import blockers, fence, forgetting, incidents, redis_store
+from leases import blockers, fence, forgetting, incidents, metrics, redis_store
 from leases.clock import boottime
 from leases.conf import conf
 from leases.errors import (
@@ -46,7 +46,8 @@ def acquire(resource: str, *, ttl: timedelta, wait: timedelta = timedelta(0), us
     _validate_ttl(ttl)
     if fence.has_open_transaction(using):
         raise InsideTransaction(resource, using=using)
-    give_up_at = boottime() + wait.total_seconds()
+    asked_at = boottime()
+    give_up_at = asked_at + wait.total_seconds()
     try:
         try:
             lease = _acquire_once(resource, ttl=ttl, using=using, job=job)
@@ -56,8 +57,10 @@ def acquire(resource: str, *, ttl: timedelta, wait: timedelta = timedelta(0), us
             lease = _wait(resource, give_up_at=give_up_at, ttl=ttl, using=using, job=job)
     except LeaseBusy as busy:
         logger.info("%s", busy, extra={"event": "lease.busy", "resource": resource, "holder": busy.holder})
+        metrics.busy(resource)
         raise
     keeper.keep(lease)
+    metrics.acquired(resource, waited_s=boottime() - asked_at)
     return lease
 
 

@@ -5,7 +5,7 @@ import logging
 from django.db import connections
 from redis.exceptions import RedisError
 
-from leases import memory
+from leases import memory, metrics
 from leases.conf import conf
 from leases.models import Incident, LeaseRecord
 from leases.process import ProcessIdentity
@@ -128,6 +128,8 @@ def _redis_forgot(resource: str, token: int, *, using: str) -> bool:
 
 
 def _tell(incident: Incident, text: str, *, created: bool) -> None:
+    if created:
+        metrics.incident(detector=incident.detector, fate=incident.fate)
     level = logging.INFO if incident.fate == Incident.Fate.CRASHED else logging.WARNING
     data = {"resource": incident.resource, "token": incident.token}
     seen = {"detector": incident.detector, "fate": incident.fate}

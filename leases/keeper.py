@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from redis.exceptions import RedisError
 
-from leases import redis_store
+from leases import metrics, redis_store
 from leases.clock import boottime
 from leases.conf import conf
 from leases.models import Incident
@@ -92,7 +92,9 @@ class Keeper:
             kept = [lease for lease in leases if self._may_go_on(lease, started)]
             if not kept:
                 return
+            late_s = started - min(lease.next_renewal for lease in kept)
             answers = redis_store.renew([lease.as_renewal() for lease in kept])
+            metrics.renewed(answers, late_s=late_s)
             for lease, answer in zip(kept, answers, strict=True):
                 self._take(lease, answer, started)
         finally:

@@ -11,7 +11,7 @@ from functools import partial
 from django.db import DatabaseError
 from redis.exceptions import RedisError
 
-from leases import fence, incidents, redis_store
+from leases import fence, incidents, metrics, redis_store
 from leases.clock import boottime
 from leases.conf import conf
 from leases.errands import errands
@@ -126,6 +126,7 @@ class Lease:
             detector.label,
             extra={"event": "lease.lost", "resource": self.resource, "token": self.token, "detector": detector.value},
         )
+        metrics.lost(self.resource, cause=detector.value, held_s=boottime() - self.granted_at)
         self._report(detector)
 
     def abandon(self) -> None:
@@ -180,6 +181,7 @@ class Lease:
         # A lost lease's key may still be there, as when Redis could not be reached; without it the next one can start.
         in_time = self._end(LeaseRecord.End.RELEASED)
         if in_time:
+            metrics.released(self.resource, held_s=boottime() - self.granted_at)
             self._record_end()
         try:
             with self._redis:

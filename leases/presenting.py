@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import psycopg
 from django.db import DatabaseError, transaction
 
-from leases import fence
+from leases import fence, metrics
 from leases.errors import NotHeld, StaleToken
 from leases.models import Incident
 
@@ -33,6 +33,7 @@ def presenting(leases: "Sequence[Lease]", using: str, *, savepoint: bool = True)
             yield
             begin_commit()
     except StaleToken as stale:
+        metrics.stale_write_refused(stale.resource)
         for lease in leases:
             if lease.resource == stale.resource:
                 lease.lose(Incident.Detector.STALE_WRITE)

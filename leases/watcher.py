@@ -18,7 +18,7 @@ from datetime import timedelta
 from django.db import DatabaseError, connections
 from redis.exceptions import RedisError
 
-from leases import fence, incidents, keys
+from leases import fence, headroom, incidents, keys, metrics
 from leases.clock import boottime
 from leases.conf import conf
 from leases.errors import LeaseBusy, LeaseError
@@ -36,6 +36,8 @@ _TTL = timedelta(seconds=5)
 _TERM = timedelta(minutes=10)
 #: How often one that is not elected looks whether the place is free.
 _CANDIDACY_S = 1.0
+#: How often the watcher measures the headroom, which reads the records of a week.
+_HEADROOM_EVERY_S = 300.0
 #: Keys asked for in one round trip.
 _BATCH = 500
 
@@ -64,6 +66,7 @@ class Watcher:
         self.stop = threading.Event() if stop is None else stop
         self._ask_at: dict[int, float] = {}
         self._unsure: set[int] = set()
+        self._measure_at = 0.0
         self._failing = False
 
     def run(self) -> None:
@@ -115,8 +118,14 @@ class Watcher:
             lease.check()
             with self._tolerating_failures():
                 self.look()
+                self._measure_headroom()
                 self._failing = False
             self.stop.wait(conf.WATCH_INTERVAL.total_seconds())
+
+    def _measure_headroom(self) -> None:
+        if boottime() >= self._measure_at:
+            metrics.headroom(headroom.measure(self.using))
+            self._measure_at = boottime() + _HEADROOM_EVERY_S
 
     def _compare(self, records: Sequence[Record]) -> Iterator[Record]:
         asked_at = boottime()
