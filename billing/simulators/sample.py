@@ -19,18 +19,18 @@ CURRENCIES = {  # units of one US dollar, only to have prices of the right size
     "JPY": Decimal("151.3"),
     "KWD": Decimal("0.307"),
 }
-HOMES = (
-    ("USD", "America/New_York"),
-    ("EUR", "Europe/Berlin"),
-    ("USD", "America/Los_Angeles"),
-    ("EUR", "UTC"),
-    ("GBP", "Europe/London"),
-    ("JPY", "Asia/Tokyo"),
-    ("EUR", "Europe/Paris"),
-    ("KWD", "Asia/Kuwait"),
-    ("USD", "Pacific/Pago_Pago"),
-    ("GBP", "Asia/Kathmandu"),
-    ("USD", "Pacific/Kiritimati"),
+HOMES = (  # currency, time zone, country
+    ("USD", "America/New_York", "US"),
+    ("EUR", "Europe/Berlin", "DE"),
+    ("USD", "America/Los_Angeles", "US"),
+    ("EUR", "UTC", ""),
+    ("GBP", "Europe/London", "GB"),
+    ("JPY", "Asia/Tokyo", "JP"),
+    ("EUR", "Europe/Paris", "FR"),
+    ("KWD", "Asia/Kuwait", "KW"),
+    ("USD", "Pacific/Pago_Pago", ""),
+    ("GBP", "Asia/Kathmandu", ""),
+    ("USD", "Pacific/Kiritimati", ""),
 )
 METRICS = {  # unit price in US dollars, tax category, largest quantity of one event
     "compute.hours": (Decimal("0.0425"), "standard", 24),
@@ -53,6 +53,7 @@ class SampleCustomer:
     email: str
     currency: str
     timezone: str
+    country: str
 
 
 @dataclass(frozen=True)
@@ -106,9 +107,9 @@ class Sample:
         for number in range(len(self._ranks)):
             chosen = self._random(number)
             code = f"C{number + 1:05}"
-            currency, timezone = HOMES[chosen.randrange(len(HOMES))] if number >= len(HOMES) else HOMES[number]
+            currency, timezone, country = HOMES[chosen.randrange(len(HOMES))] if number >= len(HOMES) else HOMES[number]
             name = f"{chosen.choice(FIRST)} {chosen.choice(SECOND)} {number + 1}"
-            yield SampleCustomer(code, name, f"billing@{code.lower()}.example", currency, timezone)
+            yield SampleCustomer(code, name, f"billing@{code.lower()}.example", currency, timezone, country)
 
     def prices(self) -> Iterator[SamplePrice]:
         for metric, (dollars, category, _) in METRICS.items():

@@ -18,10 +18,12 @@ from project.replay.timeline import Cause, Timeline
 
 @dataclass(frozen=True)
 class Books:
-    """The SQL that reads one side's books: per customer id, how many live invoices; and how many mails are in doubt."""
+    """How to read one side's books: SQL for live invoices per customer id, and for how many mails are in doubt."""
 
     invoices: str
     in_doubt: str
+    renews: bool
+    """Whether a lock lasts as long as its holder keeps renewing it."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ def count(
         second_emails=sum(n - 1 for n in mails.values()),
         without_email=sum(not mails[address] for address in addresses.values()),
         in_doubt=int(in_doubt[0]) if in_doubt else 0,
-        expired_under_holder=timeline.expired_under_holder(ttl_s),
+        expired_under_holder=timeline.expired_under_holder(ttl_s, renews=books.renews),
         stale_refused=timeline.stale_refused(),
         wasted_s=_asked_again_s(tax_log),
         seconds=seconds,

@@ -40,7 +40,11 @@ NAIVE = Side(
         lock_key="naive:{customer}:{period}",
         invoiced="SELECT DISTINCT customer::bigint FROM naive_invoice",
     ),
-    Books(invoices="SELECT customer::bigint, count(*) FROM naive_invoice GROUP BY 1", in_doubt="SELECT 0"),
+    Books(
+        invoices="SELECT customer::bigint, count(*) FROM naive_invoice GROUP BY 1",
+        in_doubt="SELECT 0",
+        renews=False,
+    ),
 )
 OURS = Side(
     "ours",
@@ -54,6 +58,7 @@ OURS = Side(
     Books(
         invoices="SELECT customer_id, count(*) FROM billing_invoice WHERE status <> 'void' GROUP BY 1",
         in_doubt="SELECT count(*) FROM outbox_message WHERE state = 'in_doubt'",
+        renews=True,
     ),
     drained="SELECT count(*) FROM outbox_message WHERE state IN ('pending', 'claimed', 'sending')",
 )

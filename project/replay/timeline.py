@@ -40,6 +40,9 @@ class Attempt:
     lost: bool = False
     killed: bool = False
 
+    def lasted_s(self) -> float:
+        return 0.0 if self.end is None else self.end - self.start
+
     def running_at(self, moment: float) -> bool:
         return self.start < moment and (self.end is None or moment < self.end)
 
@@ -66,9 +69,16 @@ class Timeline:
                     if earlier.running_at(later.start):
                         yield earlier, later
 
-    def expired_under_holder(self, ttl_s: float) -> int:
-        """Return how many attempts saw another one start while they were under way, a full lease after their start."""
-        return len({id(earlier) for earlier, later in self.overlaps() if later.start >= earlier.start + ttl_s})
+    def expired_under_holder(self, ttl_s: float, *, renews: bool) -> int:
+        """Return how many attempts went on when their lock or lease had ended.
+
+        They say so themselves, or somebody else could start, or they lasted longer than a lock that is never renewed.
+        """
+        overtaken = {id(earlier) for earlier, later in self.overlaps() if later.start >= earlier.start + ttl_s}
+        return sum(
+            attempt.lost or id(attempt) in overtaken or (not renews and attempt.lasted_s() > ttl_s)
+            for attempt in self.attempts
+        )
 
     def stale_refused(self) -> int:
         """Return how many attempts were overtaken by another one, and ended without an invoice of their own."""

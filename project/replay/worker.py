@@ -25,6 +25,7 @@ def main(number: int, queue: str, events: Path) -> None:
     handler = StepHandler(EventFile(events, number))
     for name in ("leases", "billing", "project.replay"):
         logging.getLogger(name).addHandler(handler)
+        logging.getLogger(name).setLevel(logging.INFO)  # the steps are told at this level, whatever is to be shown
     worker = dramatiq.Worker(billing.actors.invoice_customer.broker, queues={queue}, worker_threads=1)
     worker.start()
     print(READY, flush=True)

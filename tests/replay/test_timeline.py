@@ -21,7 +21,7 @@ def test_second_invoice_after_expiry_is_put_down_to_the_lock_that_expired() -> N
         "5 w1 naive.saved", "5 w1 naive.unlocked",
     )  # fmt: skip
     assert timeline.causes(TTL_S) == {"7": [Cause.EXPIRED]}
-    assert timeline.expired_under_holder(TTL_S) == 1
+    assert timeline.expired_under_holder(TTL_S, renews=False) == 1
 
 
 def test_third_invoice_is_put_down_to_the_former_holder_who_deleted_the_lock() -> None:
@@ -47,7 +47,7 @@ def test_killed_holder_does_not_run_on() -> None:
         "0 w1 naive.locked", "1 w1 killed", "3.1 w2 naive.locked", "4 w2 naive.saved", "4 w2 naive.unlocked"
     )
     assert timeline.causes(TTL_S) == {}
-    assert timeline.expired_under_holder(TTL_S) == 0
+    assert timeline.expired_under_holder(TTL_S, renews=False) == 0
 
 
 def test_overtaken_holder_that_issued_nothing_was_refused() -> None:
@@ -57,7 +57,13 @@ def test_overtaken_holder_that_issued_nothing_was_refused() -> None:
         "5 w1 thawed", "5.1 w1 lease.lost",
     )  # fmt: skip
     assert timeline.stale_refused() == 1
-    assert timeline.expired_under_holder(TTL_S) == 1
+    assert timeline.expired_under_holder(TTL_S, renews=True) == 1
     assert timeline.causes(TTL_S) == {}
     assert timeline.frozen == [(1, 0.5, 5.0)]
     assert [attempt.end for attempt in timeline.attempts] == [pytest.approx(5.1), pytest.approx(4)]
+
+
+def test_lock_that_is_not_renewed_expires_under_whoever_works_for_longer() -> None:
+    timeline = history("0 w1 naive.locked", "9 w1 naive.saved", "9 w1 naive.unlocked")
+    assert timeline.expired_under_holder(TTL_S, renews=False) == 1
+    assert timeline.expired_under_holder(TTL_S, renews=True) == 0

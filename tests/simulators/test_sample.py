@@ -23,7 +23,14 @@ def test_equal_options_write_equal_files(tmp_path: Path) -> None:
         assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
     other = Sample(30, 6, date(2026, 5, 1))
     assert len(rows(tmp_path / "one" / "usage.csv")) != len(list(other.usage()))
-    assert list(rows(tmp_path / "one" / "customers.csv")[0]) == ["code", "name", "email", "currency", "timezone"]
+    assert list(rows(tmp_path / "one" / "customers.csv")[0]) == [
+        "code",
+        "name",
+        "email",
+        "currency",
+        "timezone",
+        "country",
+    ]
     assert list(rows(tmp_path / "one" / "prices.csv")[0]) == [
         "metric",
         "currency",
