@@ -15,7 +15,8 @@ from dramatiq.middleware import CurrentMessage, Middleware, Retries, TimeLimit
 from redis.backoff import ExponentialWithJitterBackoff
 from redis.retry import Retry
 
-from project.middleware import DatabaseConnections, JobContext
+from leases.worker_watcher import LeaseWatcher
+from project.broker_middleware import DatabaseConnections, JobContext
 
 # A worker that has said nothing for this long is dead, and its messages go to others. It speaks at least every 5 s
 # when idle; one whose prefetch is full, or whose clock is this much slow, is taken for dead while it lives. That costs
@@ -57,6 +58,8 @@ def _middleware(max_hold: timedelta) -> list[Middleware]:
         # The lease ends a job that runs too long; this is for what hangs all the same.
         TimeLimit(time_limit=(max_hold + timedelta(minutes=5)).total_seconds() * 1000),
         Retries(max_retries=10, min_backoff=1_000, max_backoff=300_000),
+        # One of the worker processes sees holders that are frozen, which cannot speak for themselves.
+        LeaseWatcher(),
     ]
 
 

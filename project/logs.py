@@ -71,14 +71,14 @@ class JsonFormatter(logging.Formatter):
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
-    """Return what the line carries beyond the standard attributes, the job's fields last."""
+    """Return what the line carries beyond the standard attributes and is not empty, the job's fields last."""
     extra = {name: value for name, value in vars(record).items() if name not in _STANDARD and name not in JOB_FIELDS}
     job_fields = {name: getattr(record, name, None) for name in JOB_FIELDS}
-    return {name: value for name, value in {**extra, **job_fields}.items() if value is not None}
+    return {name: value for name, value in {**extra, **job_fields}.items() if value not in (None, "")}
 
 
 def _current_lease() -> dict[str, object]:
-    import leases
+    from leases import current_lease
 
-    lease = leases.current_lease() if hasattr(leases, "current_lease") else None
+    lease = current_lease()
     return {"resource": lease.resource, "token": lease.token} if lease else {}

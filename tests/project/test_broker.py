@@ -13,9 +13,12 @@ from dramatiq.middleware import AgeLimit, CurrentMessage, ShutdownNotifications,
 
 from leases.conf import conf
 from project.broker import make_broker
+from project.broker_middleware import DatabaseConnections
 from project.logs import JobFilter
-from project.middleware import DatabaseConnections
 from tests.waiting import wait_until
+
+# A worker's watcher of leases reads the database.
+pytestmark = pytest.mark.django_db(transaction=True)
 
 LOGGER = logging.getLogger("tests.broker")
 
@@ -78,7 +81,6 @@ def test_log_line_of_a_job_carries_message_id_and_run(
     assert vars(wait_until(lambda: lines.one("outside")))["message_id"] is None
 
 
-@pytest.mark.django_db(transaction=True)
 def test_connection_that_the_server_closed_does_not_fail_the_next_message(
     broker: dramatiq.Broker, worker: dramatiq.Worker, lines: Lines
 ) -> None:
