@@ -47,6 +47,8 @@ class Message(models.Model):
     created_at = models.DateTimeField(db_default=Now())
 
     class Meta:
+        default_permissions = ("view",)
+        permissions = [("decide_message", "Can decide about messages that need a person")]
         constraints = [
             models.UniqueConstraint(fields=["dedupe_key"], name="outbox_message_dedupe_key"),
             models.CheckConstraint(condition=Q(state__in=State.values), name="outbox_message_state_known"),
@@ -105,6 +107,9 @@ class Decision(models.Model):
     state_after = models.TextField(choices=State.choices)
     at = models.DateTimeField(db_default=Now())
 
+    class Meta:
+        default_permissions = ("view",)
+
     def __str__(self) -> str:
         return f"{self.action} by {self.by}"
 
@@ -117,6 +122,7 @@ class DatabaseIdentity(models.Model):
     stored_at = models.DateTimeField(help_text="Database time when it was accepted.")
 
     class Meta:
+        default_permissions = ("view",)
         verbose_name_plural = "database identity"
         constraints = [models.CheckConstraint(condition=Q(id=1), name="outbox_one_database_identity")]
 

@@ -62,6 +62,12 @@ class EmailChannel(Channel):
         timeout = getattr(self._backend or self._connection(), "timeout", None)
         return timedelta(seconds=timeout or DEFAULT_TIMEOUT_SECONDS)
 
+    @property
+    def has_timeout(self) -> bool:
+        """Whether the project says how long to wait for a silent mail server, where that is ours to wait for."""
+        backend = self._connection()
+        return backend.timeout is not None if speaks_plain_smtp(backend) else True
+
     def close(self) -> None:
         """Close the connection to the mail server."""
         if self._smtp is not None:

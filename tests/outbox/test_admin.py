@@ -1,0 +1,126 @@
+"""The admin of messages: what it shows, at what cost, and who may decide what."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import Permission, User
+from django.db import connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
+
+from outbox.inspecting import COUNTED
+from outbox.models import Decision, Message
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+Publish = Callable[..., Message]
+PAGE = "admin:outbox_message_changelist"
+
+
+def browser(*codenames: str) -> Client:
+    user = User.objects.create_user("clerk", is_staff=True)
+    user.user_permissions.set(Permission.objects.filter(content_type__app_label="outbox", codename__in=codenames))
+    client = Client()
+    client.force_login(user)
+    return client
+
+
+def act(client: Client, action: str, *messages: Message, **more: str) -> Any:
+    ids = [str(message.id) for message in messages]
+    return client.post(reverse(PAGE), {"action": action, "_selected_action": ids, **more}, follow=True)
+
+
+def in_doubt(publish: Publish, key: str = "k") -> Message:
+    message = publish(key)
+    Message.objects.filter(id=message.id).update(state="in_doubt", claim=1, last_error="after the final dot")
+    return message
+
+
+def test_decision_is_asked_for_confirmed_and_written_down(publish: Publish) -> None:
+    client = browser("view_message", "decide_message")
+    message = in_doubt(publish)
+    asked = act(client, "it_arrived", message)
+    assert b"count as sent from then on" in asked.content
+    assert b"after the final dot" in asked.content
+    assert not Decision.objects.exists()
+    without_reason = act(client, "it_arrived", message, confirmed="yes", reason="")
+    assert b"This field is required" in without_reason.content
+    done = act(client, "it_arrived", message, confirmed="yes", reason="in the log")
+    assert b"1 of 1 messages: arrived." in done.content
+    assert Message.objects.get().state == "sent"
+    decision = Decision.objects.get()
+    assert (decision.by, decision.reason) == ("clerk", "in the log")
+    shown = client.get(reverse("admin:outbox_message_change", args=[message.id]))
+    assert b"in the log" in shown.content
+
+
+def test_decision_that_is_refused_does_not_undo_the_others(publish: Publish) -> None:
+    client = browser("view_message", "decide_message")
+    doubtful, pending = in_doubt(publish), publish("pending")
+    done = act(client, "send_again", doubtful, pending, confirmed="yes", reason="r")
+    assert b"1 of 2 messages" in done.content
+    assert b"it is pending" in done.content
+    assert Decision.objects.get().message_id == doubtful.id
+
+
+def test_who_may_only_look_can_decide_nothing(publish: Publish) -> None:
+    client = browser("view_message")
+    message = in_doubt(publish)
+    assert b"send_again" not in client.get(reverse(PAGE)).content
+    act(client, "send_again", message, confirmed="yes", reason="r")
+    assert Message.objects.get().state == "in_doubt"
+
+
+def test_nobody_writes_a_message_here(publish: Publish) -> None:
+    client = browser("view_message", "decide_message")
+    message = publish()
+    assert client.post(reverse("admin:outbox_message_change", args=[message.id]), {"state": "sent"}).status_code == 403
+    assert client.get(reverse("admin:outbox_message_add")).status_code == 403
+    assert client.post(reverse("admin:outbox_message_delete", args=[message.id]), {"post": "yes"}).status_code == 403
+
+
+def test_message_is_shown_with_every_attempt_and_nothing_runs_in_the_browser(publish: Publish) -> None:
+    client = browser("view_message")
+    message = publish(subject="<script>alert(1)</script>")
+    answer = {"attempt": 1, "at": "2026-05-01", "outcome": "refused", "answer": "<b>451</b>", "drainer": "box:1"}
+    Message.objects.update(history=[answer])
+    page = client.get(reverse("admin:outbox_message_change", args=[message.id])).content.decode()
+    assert "&lt;b&gt;451&lt;/b&gt;" in page
+    assert "&lt;script&gt;" in page
+    assert "<script>alert" not in page
+
+
+def test_search_finds_by_key_and_by_number(publish: Publish) -> None:
+    client = browser("view_message")
+    wanted, other = publish("invoice:1"), publish("invoice:2")
+    for term in ("invoice:1", f"#{wanted.id}"):
+        page = client.get(reverse(PAGE), {"q": term}).content.decode()
+        assert f"/{wanted.id}/change/" in page
+        assert f"/{other.id}/change/" not in page
+
+
+def test_list_costs_the_same_however_many_messages_there_are() -> None:
+    client = browser("view_message")
+
+    def cost() -> int:
+        with CaptureQueriesContext(
+            connection,
+        ) as queries:
+            assert client.get(reverse(PAGE)).status_code == 200
+        return len(queries)
+
+    def fill(count: int, prefix: str) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "INSERT INTO outbox_message (channel, dedupe_key, digest, payload)"
+                " SELECT 'email', %s || n, '', '{}' FROM generate_series(1, %s) AS n",
+                [prefix, count],
+            )
+
+    fill(1, "a")
+    few = cost()
+    fill(2 * COUNTED, "b")
+    assert cost() == few
+    assert f"{COUNTED + 1:,}".replace(",", "") in client.get(reverse(PAGE)).content.decode().replace(",", "")
