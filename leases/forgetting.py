@@ -11,7 +11,7 @@ import time
 import weakref
 from typing import Any
 
-from django.db import connections
+from django.db import connections, transaction
 
 from leases.errors import DatabaseForgot
 
@@ -66,13 +66,14 @@ def verify(using: str) -> None:
     _asked[wrapper.connection] = time.monotonic()
 
 
-def put_right(using: str, *, nothing_lost: bool = False) -> int:
+def put_right(using: str, *, nothing_lost: bool = False, dry_run: bool = False) -> int:
     """Raise every fence so that no holder of before can write, and accept the database as it is; return how many.
 
-    With `nothing_lost`, after a failover to a synchronous standby, only the database's new identity is stored.
+    With `nothing_lost`, after a failover to a synchronous standby, only the database's new identity is stored. With
+    `dry_run` nothing is changed.
     """
     raised = 0
-    with connections[using].cursor() as cursor:
+    with transaction.atomic(using=using), connections[using].cursor() as cursor:
         if not nothing_lost:
             cursor.execute(_RAISE)
             raised = cursor.rowcount
@@ -80,6 +81,9 @@ def put_right(using: str, *, nothing_lost: bool = False) -> int:
         cursor.execute(_FOUND)
         system, timeline = cursor.fetchone()
         cursor.execute(_STORE, {"system": system, "timeline": timeline, "replace": True})
+        transaction.set_rollback(dry_run, using=using)
+    if dry_run:
+        return raised
     logger.warning(
         "Accepted database %s on timeline %d; raised %d fences.",
         system,

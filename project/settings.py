@@ -160,6 +160,7 @@ EMAIL_USE_SSL = env.bool("EMAIL_USE_SSL", default=False)
 EMAIL_TIMEOUT = env.int("EMAIL_TIMEOUT_SECONDS", default=10)
 DEFAULT_FROM_EMAIL = env.str("DEFAULT_FROM_EMAIL", default="billing@localhost")
 SERVER_EMAIL = DEFAULT_FROM_EMAIL
+ALERT_EMAILS = env.list("ALERT_EMAILS", default=[])
 
 # Billing
 

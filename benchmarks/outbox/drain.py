@@ -47,7 +47,7 @@ def processes(count: int, micro_batch: int) -> float:
     """Drain everything with several processes, from when the last of them is ready."""
     code = (
         "import sys; from benchmarks.outbox.drain import ours;"
-        "print('ready', flush=True); sys.stdin.readline(); print(ours(%d))" % micro_batch
+        f"print('ready', flush=True); sys.stdin.readline(); print(ours({micro_batch}))"
     )
     started = [
         subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

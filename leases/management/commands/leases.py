@@ -7,13 +7,16 @@ from django.core.management.base import BaseCommand, CommandParser
 
 from leases.cli.breaking import Break
 from leases.cli.doctor import Doctor
+from leases.cli.failover import AfterFailover
 from leases.cli.headroom import HeadroomVerb
 from leases.cli.listing import Ls, Show
 from leases.cli.pruning import Prune
 from leases.cli.verb import Verb
 from leases.cli.watching import Watch
 
-VERBS: dict[str, type[Verb]] = {verb.name: verb for verb in (Ls, Show, Break, Watch, HeadroomVerb, Doctor, Prune)}
+VERBS: dict[str, type[Verb]] = {
+    verb.name: verb for verb in (Ls, Show, Break, Watch, HeadroomVerb, Doctor, Prune, AfterFailover)
+}
 EXIT_CODES = """
 exit codes:
   0  done, nothing found

@@ -1,0 +1,47 @@
+"""`manage.py after_failover`"""
+
+import argparse
+import json
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandParser
+from django.db import DEFAULT_DB_ALIAS
+
+from billing import failover
+
+EPILOG = """\
+Workers and drainers stop by themselves when a replica was promoted or a backup restored, and say so. Run this once
+then, on the new primary. What was open is parked, what may have been mailed is in doubt, and no job of before can write
+any more; `manage.py run_status` and `manage.py outbox status` show what a person has to look at. A copy of the
+database's files is not noticed: run it by hand after one.
+
+examples:
+  manage.py after_failover --dry-run
+  manage.py after_failover
+  manage.py after_failover --nothing-lost     after the failover to a synchronous standby
+
+exit codes: 0 done; 1 the database does not answer; 2 wrong usage
+"""
+
+
+class Command(BaseCommand):
+    help = "Put right what a promoted replica or a restored backup may have forgotten, and let work go on."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.formatter_class = argparse.RawDescriptionHelpFormatter
+        parser.epilog = EPILOG
+        parser.add_argument("--nothing-lost", action="store_true", help="only accept the database as the one it is now")
+        parser.add_argument("--dry-run", action="store_true", help="count; change nothing")
+        parser.add_argument("--database", default=DEFAULT_DB_ALIAS)
+        parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+
+    def handle(self, **options: Any) -> None:
+        dry_run = options["dry_run"]
+        done = failover.put_right(options["database"], nothing_lost=options["nothing_lost"], dry_run=dry_run)
+        if options["json"]:
+            self.stdout.write(json.dumps({**done, "dry_run": dry_run}))
+            return
+        prefix = "would have " if dry_run else ""
+        self.stdout.write(f"{prefix}parked {done['items_parked']} open items")
+        self.stdout.write(f"{prefix}put {done['messages_in_doubt']} messages in doubt")
+        self.stdout.write(f"{prefix}raised {done['fences_raised']} fences")
