@@ -13,7 +13,7 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 INSTALLED := $(VENV)/installed
 
-# What `manage.py check --deploy` needs to see; nothing connects to these.
+# An environment as in production. There is no database behind it.
 PRODUCTION := env -u DEBUG ENV_FILE=/dev/null SECRET_KEY=only-for-the-checks-$$(printf '%050d' 7)-abcdefghij \
 	ALLOWED_HOSTS=billing.example.org DATABASE_URL=postgresql://127.0.0.1:1/none REDIS_URL=redis://127.0.0.1:1/0
 
@@ -44,7 +44,8 @@ check: setup ## lint, types, import rules, migrations, and Django's deployment c
 	DEBUG=on ENV_FILE=/dev/null $(VENV)/bin/mypy .
 	$(VENV)/bin/lint-imports
 	$(PRODUCTION) $(PYTHON) -W ignore::RuntimeWarning manage.py makemigrations --check
-	$(PRODUCTION) $(PYTHON) manage.py check --deploy --fail-level WARNING
+	@# The deployment checks ask the Redis of the leases how it is set up.
+	$(PRODUCTION) $(PYTHON) -m tests.servers.lend_redis manage.py check --deploy --fail-level WARNING
 
 .PHONY: clean
 clean: ## stop the development servers and remove what they and the tools left, also outside this folder

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.servers.redis_server import PrivateRedis
+
 BASE_DIR = Path(__file__).resolve().parents[2]
 PRODUCTION = {
     "SECRET_KEY": "0123456789abcdefghijklmnopqrstuvwxyz-0123456789-abcdefghij",
@@ -56,8 +58,9 @@ def test_production_does_not_start_without(missing: str) -> None:
     assert completed.stderr.count("\n") == 1
 
 
-def test_production_passes_the_deployment_checks() -> None:
-    completed = manage("check", "--deploy", "--fail-level", "WARNING", env=PRODUCTION)
+def test_production_passes_the_deployment_checks(redis_server: PrivateRedis) -> None:
+    env = {**PRODUCTION, "REDIS_URL": redis_server.url}
+    completed = manage("check", "--deploy", "--fail-level", "WARNING", env=env)
     assert completed.returncode == 0, completed.stderr
 
 
