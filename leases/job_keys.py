@@ -5,7 +5,7 @@ import string
 from collections.abc import Callable
 from typing import Any
 
-from leases.errors import InvalidKey
+from leases.job_errors import InvalidKey
 from leases.job_models import MAX_KEY_LENGTH
 
 

@@ -80,3 +80,53 @@ class Turn(models.Model):
 
     def __str__(self) -> str:
         return f"{self.message_id} for {self.resource}"
+
+
+class DeadLetter(models.Model):
+    """A broker message that failed for good, with its reason, until a person decides what becomes of it."""
+
+    message_id = models.CharField(max_length=64)
+    queue = models.CharField(max_length=255)
+    actor = models.CharField(max_length=255)
+    args = models.JSONField(default=list)
+    kwargs = models.JSONField(default=dict)
+    options = models.JSONField(default=dict)
+    key = models.CharField(max_length=MAX_KEY_LENGTH, blank=True, help_text="Its key, if its actor is @once.")
+    reason = models.TextField(help_text="The last error.")
+    traceback = models.TextField(blank=True)
+    died_at = models.DateTimeField(help_text="Database time.")
+    replay_asked_at = models.DateTimeField(null=True, blank=True)
+    replayed_at = models.DateTimeField(null=True, blank=True)
+    replayed_by = models.CharField(max_length=255, blank=True)
+
+    class Meta:
+        indexes = [
+            models.Index(fields=["died_at"], name="leases_deadletter_died"),
+            models.Index(fields=["queue"], condition=models.Q(replayed_at__isnull=True), name="leases_deadletter_open"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.actor} {self.message_id}"
+
+
+class Slot(models.Model):
+    """One moment at which a schedule was due; there is at most one row per schedule and moment."""
+
+    class State(models.TextChoices):
+        DUE = "due", "due: about to be enqueued"
+        FIRED = "fired", "enqueued"
+        MISSED = "missed", "missed, and left out by the schedule's policy"
+        FIRST_SEEN = "first_seen", "the schedule was seen for the first time"
+
+    schedule = models.CharField(max_length=100)
+    due_at = models.DateTimeField(help_text="When the schedule says.")
+    state = models.CharField(max_length=16, choices=State.choices)
+    message_id = models.CharField(max_length=64, blank=True)
+    recorded_at = models.DateTimeField(help_text="Database time when a scheduler took it up.")
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["schedule", "due_at"], name="leases_slot_once")]
+        indexes = [models.Index(fields=["id"], condition=models.Q(state="due"), name="leases_slot_due")]
+
+    def __str__(self) -> str:
+        return f"{self.schedule} at {self.due_at}"

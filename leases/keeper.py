@@ -60,6 +60,12 @@ class Keeper:
             if lease.next_renewal < self._wakes_at:
                 self._wake.notify()
 
+    def kept(self) -> "list[Lease]":
+        """Return the leases of this process that are still held."""
+        with self._wake:
+            leases = [reference() for _, _, reference in self._due]
+        return [lease for lease in leases if lease is not None and lease.is_held]
+
     def _schedule(self, lease: "Lease") -> None:
         heapq.heappush(self._due, (lease.next_renewal, next(self._order), weakref.ref(lease)))
 

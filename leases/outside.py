@@ -18,8 +18,9 @@ from django.db import DatabaseError
 
 from leases import fence, receipt_sql
 from leases.actors import current_message, put_back
-from leases.errors import KeyTaken, LeaseBusy, LeaseLost, LeaseUnavailable, OutcomeNotJson, StaleToken
+from leases.errors import LeaseBusy, LeaseLost, LeaseUnavailable, StaleToken
 from leases.holding import hold
+from leases.job_errors import KeyTaken, OutcomeNotJson
 from leases.job_models import Receipt
 from leases.lease import Lease
 

@@ -34,7 +34,7 @@ from django.db import DatabaseError, connections, transaction
 from leases import fence, receipt_sql
 from leases.actors import current_message, put_back, wants_result
 from leases.conf import conf
-from leases.errors import KeyTaken, OutcomeNotJson, ReceiptBusy, ReceiptUnfinished
+from leases.job_errors import KeyTaken, OutcomeNotJson, ReceiptBusy, ReceiptUnfinished
 from leases.job_keys import KeyTemplate
 from leases.job_models import Receipt
 

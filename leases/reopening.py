@@ -5,8 +5,8 @@ import logging
 from django.db import router, transaction
 from django.db.models.functions import Now
 
-from leases.errors import ReceiptMissing
 from leases.holding import hold
+from leases.job_errors import ReceiptMissing
 from leases.job_models import Receipt, Reopening
 from leases.outside import resource_of
 from leases.sending import forget_pending

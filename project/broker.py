@@ -10,17 +10,19 @@ from urllib.parse import urlsplit
 import dramatiq
 import redis
 from django.core.exceptions import ImproperlyConfigured
-from dramatiq.brokers.redis import RedisBroker
-from dramatiq.middleware import CurrentMessage, Middleware, Retries, TimeLimit
+from dramatiq.middleware import CurrentMessage, Middleware, TimeLimit
 from redis.backoff import ExponentialWithJitterBackoff
 from redis.retry import Retry
 
+from leases.dead_letters import DeadLetters
+from leases.worker_shutdown import LeasesGivenBack
 from leases.worker_watcher import LeaseWatcher
-from project.broker_middleware import DatabaseConnections, JobContext
+from leases.workload import Measurements
+from project.broker_middleware import DatabaseConnections, JobContext, KeptRetries, UnstartedGivenBack
+from project.redis_broker import Presence, ServerTimeRedisBroker
 
-# A worker that has said nothing for this long is dead, and its messages go to others. It speaks at least every 5 s
-# when idle; one whose prefetch is full, or whose clock is this much slow, is taken for dead while it lives. That costs
-# a busy lease, no more.
+# A worker that has said nothing for this long is dead or frozen, and its messages go to others. It speaks three times
+# as often.
 HEARTBEAT_TIMEOUT = timedelta(seconds=15)
 # Which commands out of a million look for dead workers. An idle worker sends about 1.3 commands a second per queue: at
 # the library's 0.1 % a lone worker would look once in ten minutes, at 10 % it looks every few seconds.
@@ -28,20 +30,25 @@ MAINTENANCE_CHANCE = 100_000
 
 
 def make_broker(url: str, *, max_hold: timedelta = timedelta(hours=1)) -> dramatiq.Broker:
-    """Return the broker that `url` names: `redis://`, `rediss://` or `unix://`.
+    """Return the broker that `url` names: Redis (`redis://`, `rediss://`, `unix://`) or RabbitMQ (`amqp://`, `amqps://`).
 
     `max_hold` is how long a job may hold its lease; no job is interrupted before that.
     """
     scheme = urlsplit(url).scheme
     if scheme in ("redis", "rediss", "unix"):
-        return RedisBroker(
+        return ServerTimeRedisBroker(
             client=_redis_client(url),
-            middleware=_middleware(max_hold),
+            middleware=[Presence(HEARTBEAT_TIMEOUT.total_seconds() / 3), *_middleware(max_hold)],
             heartbeat_timeout=int(HEARTBEAT_TIMEOUT.total_seconds() * 1000),
             maintenance_chance=MAINTENANCE_CHANCE,
         )
-    # RabbitMQ (amqp://, amqps://) goes here.
-    raise ImproperlyConfigured(f"BROKER_URL begins with {scheme!r}: redis://, rediss:// and unix:// are understood.")
+    if scheme in ("amqp", "amqps"):
+        from project.rabbitmq_broker import QuorumRabbitmqBroker  # pika is only needed here
+
+        return QuorumRabbitmqBroker(url=url, middleware=_middleware(max_hold))
+    raise ImproperlyConfigured(
+        f"BROKER_URL begins with {scheme!r}: redis://, rediss://, unix://, amqp:// and amqps:// are understood."
+    )
 
 
 def _middleware(max_hold: timedelta) -> list[Middleware]:
@@ -57,7 +64,12 @@ def _middleware(max_hold: timedelta) -> list[Middleware]:
         CurrentMessage(),
         # The lease ends a job that runs too long; this is for what hangs all the same.
         TimeLimit(time_limit=(max_hold + timedelta(minutes=5)).total_seconds() * 1000),
-        Retries(max_retries=10, min_backoff=1_000, max_backoff=300_000),
+        # Inside the three above, so that their `after` hooks see what became of the message.
+        KeptRetries(max_retries=10, min_backoff=1_000, max_backoff=300_000),
+        DeadLetters(),
+        UnstartedGivenBack(),
+        LeasesGivenBack(),
+        Measurements(),
         # One of the worker processes sees holders that are frozen, which cannot speak for themselves.
         LeaseWatcher(),
     ]

@@ -185,7 +185,11 @@ LOGGING = {
     },
     "root": {"handlers": ["stderr"], "level": LOG_LEVEL},
     # What Django logs goes the same way, once.
-    "loggers": {"django": {"handlers": [], "propagate": True}, "httpx": {"level": "WARNING"}},
+    "loggers": {
+        "django": {"handlers": [], "propagate": True},
+        "httpx": {"level": "WARNING"},
+        "pika": {"level": "WARNING"},
+    },
 }
 # Django would add its own handlers first, among them one that mails whenever a request fails.
 LOGGING_CONFIG = "logging.config.dictConfig"

@@ -18,6 +18,8 @@ from leases.outside import NothingDone
 from tests.jobs.models import Effect
 
 PID = os.getpid
+#: A queue of this test run's own: a RabbitMQ server may be shared. Worker processes inherit the name.
+QUEUE = os.environ.setdefault("JOBS_QUEUE", f"jobs{os.getpid()}")
 
 
 def gate() -> None:
@@ -39,13 +41,13 @@ def append(name: str) -> None:
         file.write(name + "\n")
 
 
-@dramatiq.actor(queue_name="jobs")
+@dramatiq.actor(queue_name=QUEUE)
 def plain(name: str) -> None:
     """The red side: nothing keeps it from running again."""
     leave(name)
 
 
-@dramatiq.actor(queue_name="jobs")
+@dramatiq.actor(queue_name=QUEUE)
 def locked(name: str) -> None:
     """The red side of the second story: `SET NX EX` around the job, `DEL` after it."""
     from django_redis import get_redis_connection
@@ -57,21 +59,21 @@ def locked(name: str) -> None:
     client.delete(f"lock:{name}")
 
 
-@dramatiq.actor(queue_name="jobs")
+@dramatiq.actor(queue_name=QUEUE)
 @once("welcome:{name}")
 def welcome(name: str) -> dict[str, int]:
     leave(name)
     return {"pid": PID()}
 
 
-@dramatiq.actor(queue_name="jobs")
+@dramatiq.actor(queue_name=QUEUE)
 @once("slow:{name}")
 def slow(name: str) -> None:
     leave(name)
     gate()
 
 
-@dramatiq.actor(queue_name="jobs", max_retries=20, min_backoff=50, max_backoff=200)
+@dramatiq.actor(queue_name=QUEUE, max_retries=20, min_backoff=50, max_backoff=200)
 @once("flaky:{name}")
 def flaky(name: str, failures: int) -> None:
     """Fail, after the effect, as often as told."""
@@ -83,7 +85,7 @@ def flaky(name: str, failures: int) -> None:
             raise RuntimeError("failed after the effect")
 
 
-@dramatiq.actor(queue_name="jobs", max_retries=5, min_backoff=50, max_backoff=200)
+@dramatiq.actor(queue_name=QUEUE, max_retries=5, min_backoff=50, max_backoff=200)
 @once("charge:{name}", on_crash="park")
 def charge(name: str, fail: str = "") -> str:
     if fail == "before":
@@ -95,7 +97,7 @@ def charge(name: str, fail: str = "") -> str:
     return "charged"
 
 
-@dramatiq.actor(queue_name="jobs", max_retries=5, min_backoff=50, max_backoff=200)
+@dramatiq.actor(queue_name=QUEUE, max_retries=5, min_backoff=50, max_backoff=200)
 @once("index:{name}", on_crash="retry")
 def index(name: str) -> None:
     append(name)
@@ -108,25 +110,25 @@ def _work(name: str, seconds: float) -> None:
     Effect.objects.create(name=name, pid=PID(), began_at=began)
 
 
-@dramatiq.actor(queue_name="jobs")
+@dramatiq.actor(queue_name=QUEUE)
 @leased("thing:{thing}")
 def retry_later(thing: str, name: str, seconds: float = 0.0) -> None:
     _work(name, seconds)
 
 
-@dramatiq.actor(queue_name="jobs")
+@dramatiq.actor(queue_name=QUEUE)
 @leased("thing:{thing}", on_conflict="skip")
 def skip(thing: str, name: str, seconds: float = 0.0) -> None:
     _work(name, seconds)
 
 
-@dramatiq.actor(queue_name="jobs")
+@dramatiq.actor(queue_name=QUEUE)
 @leased("thing:{thing}", on_conflict="wait", wait=timedelta(seconds=20))
 def wait(thing: str, name: str, seconds: float = 0.0) -> None:
     _work(name, seconds)
 
 
-@dramatiq.actor(queue_name="jobs", max_retries=5, min_backoff=50, max_backoff=200)
+@dramatiq.actor(queue_name=QUEUE, max_retries=5, min_backoff=50, max_backoff=200)
 @leased("thing:{thing}", on_conflict="serial")
 def serial(thing: str, name: str, seconds: float = 0.0, fail: bool = False) -> None:
     if fail:

@@ -1,12 +1,19 @@
 """What the tests of jobs share: an empty Redis, workers, and a gate that keeps jobs from going on."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import dramatiq
 import pytest
 from django_redis import get_redis_connection
+from dramatiq.common import dq_name, xq_name
 
+from leases import workload
+from leases.workload import QueueState
+from project.broker import make_broker
+from tests.jobs.actors import QUEUE
+from tests.servers.needs import RABBITMQ_URL
 from tests.servers.processes import Processes, RunningProcess
 
 
@@ -32,12 +39,46 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.fixture
-def start_workers(processes: Processes, gate: Path, file: Path) -> Callable[..., RunningProcess]:
-    """Start `rundramatiq` on the queue "jobs" and return it."""
+class Jobs:
+    """Sends jobs through one broker, and starts workers on it."""
 
-    def start(number: int = 2, threads: int = 2, **env: str) -> RunningProcess:
-        arguments = ["rundramatiq", "--processes", number, "--threads", threads, "--queues", "jobs"]
-        return processes.start(*arguments, env={"JOBS_GATE": str(gate), "JOBS_FILE": str(file), **env})
+    def __init__(self, url: str, processes: Processes, env: dict[str, str]) -> None:
+        self.is_redis = url.startswith("redis")
+        self.broker: Any = dramatiq.get_broker() if self.is_redis else make_broker(url)
+        self.broker.declare_queue(QUEUE)
+        self._processes = processes
+        self._env = {**env, "BROKER_URL": url}
 
-    return start
+    def start(self, number: int = 2, threads: int = 2, shutdown_timeout: int = 30, **env: str) -> RunningProcess:
+        """Start `rundramatiq` on the queue of the test actors."""
+        arguments = ["rundramatiq", "--processes", number, "--threads", threads, "--queues", QUEUE]
+        arguments += ["--shutdown-timeout", shutdown_timeout]
+        return self._processes.start(*arguments, env={**self._env, **env})
+
+    def send(self, actor: "dramatiq.Actor[..., Any]", *args: Any, **kwargs: Any) -> None:
+        self.broker.enqueue(actor.message(*args, **kwargs))
+
+    def state(self) -> QueueState:
+        """Return what `manage.py workload` says about the queue."""
+        return workload.measure(broker=self.broker, queues=[QUEUE])[0]
+
+    def is_done(self) -> bool:
+        """Say whether nothing waits, is delayed, or (where the broker can tell) is being worked on."""
+        state = self.state()
+        return not state.waiting and not state.delayed and not state.running
+
+    def close(self) -> None:
+        if not self.is_redis:
+            for name in (QUEUE, dq_name(QUEUE), xq_name(QUEUE)):
+                self.broker.channel.queue_delete(name)
+            self.broker.close()
+
+
+@pytest.fixture(params=["redis", pytest.param("rabbitmq", marks=pytest.mark.rabbitmq)])
+def jobs(request: pytest.FixtureRequest, settings: Any, processes: Processes, gate: Path, file: Path) -> Iterator[Jobs]:
+    """The test's jobs on one broker; the test runs on each."""
+    url = settings.BROKER_URL if request.param == "redis" else RABBITMQ_URL
+    started = Jobs(url, processes, {"JOBS_GATE": str(gate), "JOBS_FILE": str(file)})
+    yield started
+    processes.close()
+    started.close()

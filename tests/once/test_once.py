@@ -10,7 +10,8 @@ from django.db import IntegrityError, connection, connections, transaction
 from django.test import override_settings
 
 from leases import once, reopen
-from leases.errors import InvalidKey, KeyTaken, LeaseError, OutcomeNotJson, ReceiptBusy, ReceiptMissing
+from leases.errors import LeaseError
+from leases.job_errors import InvalidKey, KeyTaken, OutcomeNotJson, ReceiptBusy, ReceiptMissing
 from leases.models import Receipt, Reopening
 from tests.jobs.models import Effect
 from tests.waiting import wait_until

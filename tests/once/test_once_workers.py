@@ -4,18 +4,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import dramatiq
 import pytest
 
 from leases import reopen
-from leases.models import Receipt
+from leases.models import DeadLetter, Receipt
 from tests.jobs import actors
 from tests.jobs.models import Effect
+from tests.once.conftest import Jobs
 from tests.servers.processes import RunningProcess
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
-Workers = Callable[..., RunningProcess]
 
 
 def finished(runs: RunningProcess, number: int) -> Callable[[], bool]:
@@ -23,37 +22,26 @@ def finished(runs: RunningProcess, number: int) -> Callable[[], bool]:
     return lambda: len(runs.events("receipt.done")) + len(runs.events("receipt.again")) >= number
 
 
-def queue_is_empty(queue: str = "jobs") -> bool:
-    broker: Any = dramatiq.get_broker()
-    return not broker.do_qsize(queue)
-
-
-def dead_letters(redis: Any) -> int:
-    return int(redis.zcard("dramatiq:jobs.XQ"))
-
-
-def test_thousand_enqueues_before_during_and_after_give_one_effect(
-    start_workers: Workers, redis: Any, gate: Path
-) -> None:
+def test_thousand_enqueues_before_during_and_after_give_one_effect(jobs: Jobs, redis: Any, gate: Path) -> None:
     """Logs 44 and 45: a lock that is free once the job starts, or covers only what is queued, lets others through."""
     for _ in range(500):
-        actors.slow.send("ada")
+        jobs.send(actors.slow, "ada")
     gate.touch()
-    workers = start_workers(2, 4)
+    workers = jobs.start(2, 4)
     wait_until(lambda: queue_is_waiting_for(workers), 30)
     for _ in range(300):  # while it runs
-        actors.slow.send("ada")
+        jobs.send(actors.slow, "ada")
     gate.unlink()
     wait_until(finished(workers, 800), 60)
     assert actors.effects("ada") == 1
     for _ in range(200):  # after it ended
-        actors.slow.send("ada")
+        jobs.send(actors.slow, "ada")
     wait_until(finished(workers, 1000), 60)
-    wait_until(queue_is_empty)
+    wait_until(jobs.is_done)
     assert actors.effects("ada") == 1
     assert Receipt.objects.get().asked_again == 999
     assert (len(workers.events("receipt.done")), len(workers.events("receipt.again"))) == (1, 999)
-    assert dead_letters(redis) == 0
+    assert not DeadLetter.objects.exists()
 
 
 def queue_is_waiting_for(workers: RunningProcess) -> bool:
@@ -61,39 +49,36 @@ def queue_is_waiting_for(workers: RunningProcess) -> bool:
     return bool(workers.events("job.put_back"))
 
 
-def test_thousand_enqueues_of_a_quick_job_give_one_effect(start_workers: Workers, redis: Any) -> None:
+def test_thousand_enqueues_of_a_quick_job_give_one_effect(jobs: Jobs, redis: Any) -> None:
     for _ in range(1000):
-        actors.welcome.send("ada")
-    workers = start_workers(2, 4)
+        jobs.send(actors.welcome, "ada")
+    workers = jobs.start(2, 4)
     wait_until(finished(workers, 1000), 60)
     assert actors.effects("ada") == 1
     assert Receipt.objects.get().asked_again == 999
     assert len({event["process"] for event in workers.events("receipt.again")}) == 2
-    assert dead_letters(redis) == 0
+    assert not DeadLetter.objects.exists()
 
 
-def test_lock_around_a_quick_job_lets_the_second_payload_run(start_workers: Workers) -> None:
+def test_lock_around_a_quick_job_lets_the_second_payload_run(jobs: Jobs) -> None:
     """The red side: `SET NX` + `DEL`, as in the second story, keeps two apart, not the next one from running."""
     for _ in range(200):
-        actors.locked.send("ada")
-    start_workers(2, 4)
-    wait_until(queue_is_empty, 60)
+        jobs.send(actors.locked, "ada")
+    jobs.start(2, 4)
+    wait_until(jobs.is_done, 60)
     assert actors.effects("ada") > 1
 
 
-def test_killed_worker_leaves_the_key_free_and_its_message_runs_elsewhere(
-    start_workers: Workers, gate: Path, redis: Any
-) -> None:
+def test_killed_worker_leaves_the_key_free_and_its_message_runs_elsewhere(jobs: Jobs, gate: Path, redis: Any) -> None:
     """Log 47: after a kill the lock stayed, and the job could never be enqueued again."""
     gate.touch()
-    actors.slow.send("ada")
-    first = start_workers(1, 1)
-    wait_until(lambda: redis.keys("dramatiq:__acks__.*"), 30)
+    jobs.send(actors.slow, "ada")
+    first = jobs.start(1, 1)
     wait_until(lambda: somebody_idles_in_a_transaction(), 30)
     first.kill()
     gate.unlink()
-    second = start_workers(1, 1)
-    actors.slow.send("ada")
+    second = jobs.start(1, 1)
+    jobs.send(actors.slow, "ada")
     wait_until(finished(second, 2), 60)  # the one that was lost comes back when its worker is found dead
     assert actors.effects("ada") == 1
     assert Receipt.objects.get().asked_again == 1
@@ -110,32 +95,31 @@ def somebody_idles_in_a_transaction() -> bool:
         return bool(cursor.fetchone()[0])
 
 
-def test_failures_after_the_effect_are_rolled_back_and_retried(start_workers: Workers, redis: Any) -> None:
-    actors.flaky.send("ada", 3)
-    workers = start_workers(1, 2)
+def test_failures_after_the_effect_are_rolled_back_and_retried(jobs: Jobs, redis: Any) -> None:
+    jobs.send(actors.flaky, "ada", 3)
+    workers = jobs.start(1, 2)
     wait_until(finished(workers, 1), 30)
     assert actors.effects("ada") == 1
-    actors.flaky.send("ada", 3)
+    jobs.send(actors.flaky, "ada", 3)
     wait_until(finished(workers, 2), 30)
     assert actors.effects("ada") == 1
 
 
-def test_same_message_in_two_workers_takes_effect_once(start_workers: Workers) -> None:
+def test_same_message_in_two_workers_takes_effect_once(jobs: Jobs) -> None:
     """Logs 61 and 62: the broker hands a message that is being worked on to another worker."""
     message = actors.welcome.message("ada")
-    broker = dramatiq.get_broker()
     for _ in range(20):
-        broker.enqueue(message)
-    workers = start_workers(2, 4)
+        jobs.broker.enqueue(message)
+    workers = jobs.start(2, 4)
     wait_until(finished(workers, 20), 30)
     assert actors.effects("ada") == 1
 
 
-def test_many_keys_interleaved_give_exactly_one_effect_each(start_workers: Workers) -> None:
+def test_many_keys_interleaved_give_exactly_one_effect_each(jobs: Jobs) -> None:
     for number in range(300):
-        actors.welcome.send(f"user {number}")
-        actors.welcome.send(f"user {number // 2}")
-    workers = start_workers(2, 4)
+        jobs.send(actors.welcome, f"user {number}")
+        jobs.send(actors.welcome, f"user {number // 2}")
+    workers = jobs.start(2, 4)
     wait_until(finished(workers, 600), 60)
     assert Effect.objects.count() == 300
     assert len(set(Effect.objects.values_list("name", flat=True))) == 300
@@ -145,53 +129,51 @@ def lines(file: Path) -> int:
     return len(file.read_text().splitlines())
 
 
-def test_effect_outside_parks_when_the_process_dies_in_between(
-    start_workers: Workers, gate: Path, file: Path, redis: Any
-) -> None:
+def test_effect_outside_parks_when_the_process_dies_in_between(jobs: Jobs, gate: Path, file: Path, redis: Any) -> None:
     gate.touch()
-    actors.charge.send("ada")
-    first = start_workers(1, 1)
+    jobs.send(actors.charge, "ada")
+    first = jobs.start(1, 1)
     wait_until(lambda: lines(file) == 1, 30)
     first.kill()
     gate.unlink()
     redis.delete("lease:{once:charge:ada}")  # the lease expires
-    second = start_workers(1, 1)
-    actors.charge.send("ada")
+    second = jobs.start(1, 1)
+    jobs.send(actors.charge, "ada")
     wait_until(lambda: second.events("receipt.again"), 30)
     assert lines(file) == 1
     receipt = Receipt.objects.get()
     assert receipt.state == "parked"
     assert "without saying" in receipt.reason
     reopen("charge:ada", by="ada", reason="the bank says that nothing arrived")
-    actors.charge.send("ada")
+    jobs.send(actors.charge, "ada")
     wait_until(lambda: second.events("receipt.done"), 30)
     assert lines(file) == 2
     assert Receipt.objects.get().outcome == "charged"
 
 
 def test_effect_outside_is_retried_when_the_process_dies_in_between(
-    start_workers: Workers, gate: Path, file: Path, redis: Any
+    jobs: Jobs, gate: Path, file: Path, redis: Any
 ) -> None:
     gate.touch()
-    actors.index.send("ada")
-    first = start_workers(1, 1)
+    jobs.send(actors.index, "ada")
+    first = jobs.start(1, 1)
     wait_until(lambda: lines(file) == 1, 30)
     first.kill()
     gate.unlink()
     redis.delete("lease:{once:index:ada}")
-    second = start_workers(1, 1)
-    actors.index.send("ada")
+    second = jobs.start(1, 1)
+    jobs.send(actors.index, "ada")
     wait_until(lambda: second.events("receipt.done"), 30)
     assert lines(file) == 2
     receipt = Receipt.objects.get()
     assert (receipt.state, receipt.attempts) == ("done", 2)
 
 
-def test_effect_outside_runs_once_while_asked_for_many_times(start_workers: Workers, gate: Path, file: Path) -> None:
+def test_effect_outside_runs_once_while_asked_for_many_times(jobs: Jobs, gate: Path, file: Path) -> None:
     gate.touch()
     for _ in range(10):
-        actors.charge.send("ada")
-    workers = start_workers(2, 2)
+        jobs.send(actors.charge, "ada")
+    workers = jobs.start(2, 2)
     wait_until(lambda: lines(file) == 1 and queue_is_waiting_for(workers), 30)
     gate.unlink()
     wait_until(finished(workers, 10), 60)
@@ -199,31 +181,29 @@ def test_effect_outside_runs_once_while_asked_for_many_times(start_workers: Work
     assert Receipt.objects.get().asked_again == 9
 
 
-def test_run_outside_that_fails_parks_unless_it_says_that_nothing_was_done(
-    start_workers: Workers, file: Path, redis: Any
-) -> None:
-    workers = start_workers(1, 2)
-    actors.charge.send("ada", "after")
+def test_run_outside_that_fails_parks_unless_it_says_that_nothing_was_done(jobs: Jobs, file: Path, redis: Any) -> None:
+    workers = jobs.start(1, 2)
+    jobs.send(actors.charge, "ada", "after")
     parked = workers.wait_for_event("receipt.parked", 30)
     assert parked["level"] == "ERROR"
     assert "TimeoutError" in Receipt.objects.get(key="charge:ada").reason
-    actors.charge.send("bob", "before")
-    wait_until(lambda: dead_letters(redis) == 1, 30)  # retried as often as it may be, then dead
+    jobs.send(actors.charge, "bob", "before")
+    wait_until(lambda: DeadLetter.objects.count() == 1, 30)  # retried as often as it may be, then dead
     assert not Receipt.objects.filter(key="charge:bob").exists()
     assert lines(file) == 1
 
 
 def test_end_of_a_frozen_run_outside_is_believed_when_it_comes_late(
-    start_workers: Workers, gate: Path, file: Path, redis: Any
+    jobs: Jobs, gate: Path, file: Path, redis: Any
 ) -> None:
     gate.touch()
-    actors.charge.send("ada")
-    first = start_workers(1, 1)
+    jobs.send(actors.charge, "ada")
+    first = jobs.start(1, 1, dramatiq_queue_prefetch="1")
     wait_until(lambda: lines(file) == 1, 30)
     first.freeze()
     redis.delete("lease:{once:charge:ada}")
-    start_workers(1, 1)
-    actors.charge.send("ada")
+    jobs.start(1, 1)
+    jobs.send(actors.charge, "ada")
     wait_until(lambda: Receipt.objects.get().state == "parked", 30)
     gate.unlink()
     first.thaw()

@@ -1,24 +1,22 @@
 """`leased(on_conflict=...)`: what becomes of a job while another holder has its resource."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from itertools import pairwise
 from typing import Any
 
-import dramatiq
 import pytest
 
 from leases import hold, leased
 from leases.errors import LeaseBusy
-from leases.models import Turn
+from leases.models import DeadLetter, Turn
 from tests.jobs import actors
 from tests.jobs.models import Effect
-from tests.servers.processes import RunningProcess
+from tests.once.conftest import Jobs
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
-Workers = Callable[..., RunningProcess]
 
 
 @contextmanager
@@ -38,71 +36,70 @@ def overlaps() -> list[tuple[str, str]]:
     return [(a, b) for (a, _, a_done), (b, b_began, _) in pairwise(runs) if b_began is None or b_began < a_done]
 
 
-def test_default_goes_back_to_the_queue_until_the_resource_is_free(start_workers: Workers) -> None:
-    workers = start_workers(2, 2)
+def test_default_goes_back_to_the_queue_until_the_resource_is_free(jobs: Jobs) -> None:
+    workers = jobs.start(2, 2)
     with busy("a"):
-        actors.retry_later.send("a", "one")
+        jobs.send(actors.retry_later, "a", "one")
         workers.wait_for_event("job.put_back", 30)
         assert not done()
     wait_until(lambda: done() == ["one"], 30)
 
 
-def test_skip_ends_the_message_and_says_who_had_the_resource(start_workers: Workers, redis: Any) -> None:
-    workers = start_workers(1, 2)
+def test_skip_ends_the_message_and_says_who_had_the_resource(jobs: Jobs, redis: Any) -> None:
+    workers = jobs.start(1, 2)
     with hold("thing:a") as lease:
-        actors.skip.send("a", "one")
+        jobs.send(actors.skip, "a", "one")
         skipped = workers.wait_for_event("job.skipped", 30)
     assert skipped["holder"] == lease.holder  # locks L74: "skipped because held by X"
-    actors.skip.send("a", "two")
+    jobs.send(actors.skip, "a", "two")
     wait_until(lambda: done() == ["two"], 30)
-    broker: Any = dramatiq.get_broker()
-    wait_until(lambda: not broker.do_qsize("jobs"))
-    assert not redis.zcard("dramatiq:jobs.XQ")
+    wait_until(jobs.is_done)
+    assert not DeadLetter.objects.exists()
 
 
-def test_wait_keeps_the_thread_and_runs_as_soon_as_the_resource_is_free(start_workers: Workers) -> None:
-    workers = start_workers(1, 2)
+def test_wait_keeps_the_thread_and_runs_as_soon_as_the_resource_is_free(jobs: Jobs) -> None:
+    workers = jobs.start(1, 2)
     with busy("a"):
-        actors.wait.send("a", "one")
-        actors.wait.send("b", "free")
+        jobs.send(actors.wait, "a", "one")
+        jobs.send(actors.wait, "b", "free")
         wait_until(lambda: done() == ["free"], 30)
     wait_until(lambda: done() == ["free", "one"], 5)
     assert not workers.events("job.put_back")
 
 
 @pytest.mark.parametrize("policy", ["retry_later", "wait", "serial"])
-def test_no_two_runs_overlap_and_none_is_left_out(start_workers: Workers, policy: str) -> None:
+def test_no_two_runs_overlap_and_none_is_left_out(jobs: Jobs, policy: str) -> None:
     actor = getattr(actors, policy)
     for number in range(8):
-        actor.send("a", f"{number}", 0.05)
-    start_workers(2, 2)
+        jobs.send(actor, "a", f"{number}", 0.05)
+    jobs.start(2, 2)
     wait_until(lambda: len(done()) == 8, 90)
     assert sorted(done()) == [f"{number}" for number in range(8)]
     assert not overlaps()
 
 
-def test_serial_runs_in_the_order_of_arrival(start_workers: Workers) -> None:
-    start_workers(2, 4)
+def test_serial_runs_in_the_order_of_arrival(jobs: Jobs) -> None:
+    jobs.start(2, 4)
     with busy("a"):
         for number in range(12):
-            actors.serial.send("a", f"{number:02}", 0.02)
+            jobs.send(actors.serial, "a", f"{number:02}", 0.02)
             wait_until(lambda: Turn.objects.count() == number + 1, 30)  # noqa: B023 - called before the next number
     wait_until(lambda: len(done()) == 12, 60)
     assert done() == [f"{number:02}" for number in range(12)]
     wait_until(lambda: not Turn.objects.exists())
 
 
-def test_serial_job_that_fails_lets_the_next_one_go(start_workers: Workers) -> None:
+def test_serial_job_that_fails_lets_the_next_one_go(jobs: Jobs) -> None:
     with busy("a"):
-        start_workers(1, 4)
-        actors.serial.send("a", "bad", 0.0, fail=True)
+        jobs.start(1, 4)
+        jobs.send(actors.serial, "a", "bad", 0.0, fail=True)
         wait_until(lambda: Turn.objects.count() == 1, 30)
-        actors.serial.send("a", "good")
+        jobs.send(actors.serial, "a", "good")
         wait_until(lambda: Turn.objects.count() == 2, 30)
     wait_until(lambda: done() == ["good"], 30)
 
 
-def test_serial_place_of_a_message_that_was_lost_is_passed_over(start_workers: Workers) -> None:
+def test_serial_place_of_a_message_that_was_lost_is_passed_over(jobs: Jobs) -> None:
     from django.db import connection
 
     with connection.cursor() as cursor:  # its message went with the broker, long ago
@@ -110,8 +107,8 @@ def test_serial_place_of_a_message_that_was_lost_is_passed_over(start_workers: W
             "INSERT INTO leases_turn (resource, message_id, seen_at)"
             " VALUES ('thing:a', 'lost', clock_timestamp() - interval '2 minutes')"
         )
-    actors.serial.send("a", "next")
-    start_workers(1, 1)
+    jobs.send(actors.serial, "a", "next")
+    jobs.start(1, 1)
     wait_until(lambda: done() == ["next"], 30)
     wait_until(lambda: not Turn.objects.exists())
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 def queued() -> int:
     broker: Any = dramatiq.get_broker()
-    return int(broker.do_qsize("jobs"))
+    return int(broker.do_qsize(actors.QUEUE))
 
 
 def test_pending_key_is_not_enqueued_again_and_others_are() -> None:
@@ -39,7 +39,7 @@ def test_key_whose_message_was_lost_can_be_enqueued_when_the_mark_expires(redis:
     from tests.waiting import wait_until
 
     send_once(actors.welcome, "ada")
-    redis.delete("dramatiq:jobs", "dramatiq:jobs.msgs")  # the broker lost it
+    redis.delete(f"dramatiq:{actors.QUEUE}", f"dramatiq:{actors.QUEUE}.msgs")  # the broker lost it
     wait_until(lambda: send_once(actors.welcome, "ada"))
     assert queued() == 1
 
@@ -47,7 +47,7 @@ def test_key_whose_message_was_lost_can_be_enqueued_when_the_mark_expires(redis:
 def test_delayed_job_stays_pending_for_as_long_as_it_is_delayed(redis: Any) -> None:
     send_once_with_options(actors.welcome, args=("ada",), delay=timedelta(hours=2))
     assert redis.pttl("pending:welcome:ada") > 2 * 3600 * 1000
-    assert redis.llen("dramatiq:jobs.DQ") == 1
+    assert redis.llen(f"dramatiq:{actors.QUEUE}.DQ") == 1
 
 
 def test_redis_away_costs_the_saving_and_not_the_job(redis_server: Any, settings: Any, processes: Any) -> None:

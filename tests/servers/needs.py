@@ -1,14 +1,30 @@
 """Leaves out the tests that need something which neither the project nor a wheel brings, and says so in one line."""
 
+import os
 import shutil
+import socket
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
+RABBITMQ_URL = os.environ.get("RABBITMQ_URL", "amqp://guest:guest@127.0.0.1:5672/%2F")
 PROGRAMS = "/usr/local/bin:/usr/bin:/usr/sbin"
+
+
+def rabbitmq_is_here() -> bool:
+    address = urlsplit(RABBITMQ_URL)
+    try:
+        with socket.create_connection((address.hostname or "", address.port or 5672), timeout=2):
+            return True
+    except OSError:
+        return False
+
+
 #: Marker -> whether what it needs is here. `.ci/run` installs what a machine lacks, and runs them all.
 NEEDS: dict[str, Callable[[], bool]] = {
+    "rabbitmq": rabbitmq_is_here,
     "pgbouncer": lambda: shutil.which("pgbouncer", path=PROGRAMS) is not None,
     "shared_data": lambda: (Path(__file__).resolve().parents[3] / "shared" / "data").is_dir(),
 }

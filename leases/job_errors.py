@@ -1,0 +1,87 @@
+"""What jobs that run once raise; one class per cause, as in `leases.errors`."""
+
+from datetime import timedelta
+
+from leases.errors import LeaseError
+
+
+class InvalidKey(LeaseError, ValueError):
+    """The arguments of a job give no key that could name it alone."""
+
+    def __init__(self, key: object, *, reason: str) -> None:
+        self.key = key
+        self.reason = reason
+        super().__init__(f"{key!r:.300} cannot be the key of a job that runs once: {reason}.")
+
+
+class KeyTaken(LeaseError):
+    """Another actor has used the key; nothing ran, give the two actors keys of their own."""
+
+    def __init__(self, key: str, *, actor: str, owner: str) -> None:
+        self.key = key
+        self.actor = actor
+        self.owner = owner
+        super().__init__(
+            f"{actor} asked for the key {key!r}, which {owner} has used. Nothing ran. Give the two different keys, or, "
+            f"if the function was moved or renamed, keep its name with once(..., name={owner!r})."
+        )
+
+
+class ReceiptBusy(LeaseError):
+    """Another run of the same key has not committed yet; ask again later."""
+
+    def __init__(self, key: str, *, waited: timedelta) -> None:
+        self.key = key
+        self.waited = waited
+        super().__init__(
+            f"Another run of {key!r} had not ended after {waited.total_seconds():.1f} s; nothing ran, ask again later."
+        )
+
+
+class ReceiptUnfinished(LeaseError):
+    """The key was started by a version of the actor whose effect was outside the database, and did not end."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        super().__init__(
+            f"{key!r} was started when its actor still said on_crash=..., and its outcome is not known. Nothing ran. "
+            "Find out what became of it, then open the key again."
+        )
+
+
+class OutcomeNotJson(LeaseError, TypeError):
+    """A job that may run once returned what cannot be kept for those who ask again; its effect was rolled back."""
+
+    def __init__(self, key: str, *, outcome: object, reason: str) -> None:
+        self.key = key
+        self.outcome = outcome
+        super().__init__(
+            f"The run of {key!r} returned {outcome!r:.100}, which cannot be kept: {reason}. "
+            "Its effect was rolled back. Return JSON, or nothing."
+        )
+
+
+class ReceiptMissing(LeaseError, LookupError):
+    """There is no receipt for the key, so there is nothing to open again."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        super().__init__(f"There is no receipt for {key!r}: it never ran, or was opened again already.")
+
+
+class AlreadyReplayed(LeaseError):
+    """The dead letter was replayed before; look what became of that message first."""
+
+    def __init__(self, message_id: str) -> None:
+        self.message_id = message_id
+        super().__init__(f"The message {message_id} was enqueued again already, or is being so. Nothing was done.")
+
+
+class AlreadyDone(LeaseError):
+    """The job of a dead letter has been done, or set aside, under its key since."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        super().__init__(
+            f"{key!r} has a receipt, so replaying its message would run nothing. Open the key again first."
+        )

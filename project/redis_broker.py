@@ -1,0 +1,206 @@
+"""Dramatiq's Redis broker, with what was seen to go wrong in it put right.
+
+Seen in 2.2.1, and what is done about it here:
+
+* A worker whose prefetch is full asks for nothing, so it seems dead: a thread of its own says that it lives.
+* Heartbeats are judged by the clocks of different machines: they carry the time of the Redis server.
+* A timeout of Redis is no connection error, and the acknowledgement is dropped: it is one.
+* Redis away while a delayed message is due ends the consumer's thread for good: it starts over.
+* What a broken connection had fetched belongs to a process that lives and forgot it: it is put back within a minute.
+* A consumer that closes forgets what it had fetched and not handed out: it gives it back.
+* A worker that is told to stop goes on fetching, and keeps what it fetched until its jobs have ended: it gives all that
+  was not begun back at once, and what was cut off when it leaves.
+"""
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import dramatiq
+import redis
+from dramatiq.brokers.redis import RedisBroker, _RedisConsumer
+from dramatiq.common import current_millis
+from dramatiq.errors import ConnectionClosed
+from dramatiq.message import Message
+from dramatiq.middleware import Middleware
+
+logger = logging.getLogger("project.broker")
+
+#: How often the difference between this machine's clock and Redis' is measured anew.
+_CLOCK_EVERY_S = 30.0
+#: How often a process looks for messages that it holds and does not know of; seen twice, they are put back.
+_LOST_EVERY_S = 20.0
+
+
+class Consumer(_RedisConsumer):
+    """Takes messages from one queue, or from its delay queue."""
+
+    broker: "ServerTimeRedisBroker"
+
+    def __init__(self, broker: "ServerTimeRedisBroker", queue_name: str, prefetch: int, timeout: int) -> None:
+        super().__init__(broker, queue_name, prefetch, timeout)
+        self.stopping = False
+        self.known = broker.known.setdefault(queue_name, set())
+        if queue_name.endswith(".DQ"):
+            self.known.clear()  # delayed messages are held in memory, and an earlier consumer's memory is gone
+
+    def ack(self, message: Any) -> None:
+        with connection_errors():
+            super().ack(message)
+        self.known.discard(message.options["redis_message_id"])
+
+    def nack(self, message: Any) -> None:
+        with connection_errors():
+            super().nack(message)
+        self.known.discard(message.options["redis_message_id"])
+
+    def requeue(self, messages: Any) -> None:
+        given_back = list(messages)
+        with connection_errors():
+            super().requeue(given_back)
+        self.known.difference_update(message.options["redis_message_id"] for message in given_back)
+
+    def stop_fetching(self, unstarted: list[dramatiq.MessageProxy]) -> None:
+        """Fetch nothing more, and give back what no job was begun for."""
+        self.stopping = True
+        self.requeue(unstarted)
+
+    def __next__(self) -> Any:
+        if self.stopping:
+            self.close()
+            time.sleep(self.timeout / 1000)
+            return None
+        with connection_errors():
+            message = super().__next__()
+        if message is not None:
+            self.known.add(message.options["redis_message_id"])
+        return message
+
+    def close(self) -> None:
+        fetched = [Message.decode(data) for data in self.message_cache if data is not None]
+        self.message_cache = []
+        self.requeue(fetched)
+
+
+class ServerTimeRedisBroker(RedisBroker):
+    """The Redis broker with heartbeats by the server's clock, and consumers that forget nothing."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._clock_ahead_ms = 0
+        self._clock_read_at: float | None = None
+        #: Queue -> Redis' ids of the messages that this process fetched and works on, or will.
+        self.known: dict[str, set[str]] = {}
+        self._strangers: dict[str, set[str]] = {}
+
+    @property
+    def consumer_class(self) -> type[Consumer]:
+        return Consumer
+
+    def heartbeat(self) -> None:
+        """Say that this process lives."""
+        self.client.zadd(f"{self.namespace}:__heartbeats__", {self.broker_id: self.server_millis()})
+
+    def give_back_lost(self) -> None:
+        """Put back what Redis says this process fetched and no consumer of it has known of twice in a row.
+
+        The reply to a fetch can get lost after the messages were taken, and the memory of a consumer with its
+        connection. No other process looks after them, because this one lives.
+        """
+        for queue_name, known in list(self.known.items()):
+            held = self.client.smembers(f"{self.namespace}:__acks__.{self.broker_id}.{queue_name}")
+            strangers = {_text(message_id) for message_id in held} - known.copy()
+            lost = strangers & self._strangers.get(queue_name, set())
+            self._strangers[queue_name] = strangers - lost
+            if lost:
+                logger.warning("Putting back %d messages of %s that a broken connection left.", len(lost), queue_name)
+                self.do_requeue(queue_name, *lost)
+
+    def give_back_all(self) -> None:
+        """Put back whatever this process still holds; it is leaving."""
+        for queue_name in list(self.known):
+            held = self.client.smembers(f"{self.namespace}:__acks__.{self.broker_id}.{queue_name}")
+            if held:
+                self.do_requeue(queue_name, *held)
+
+    def server_millis(self) -> int:
+        """Return the time of the Redis server: this machine's clock and the difference that was measured last."""
+        now = time.monotonic()
+        if self._clock_read_at is None or now - self._clock_read_at > _CLOCK_EVERY_S:
+            seconds, microseconds = self.client.time()
+            self._clock_ahead_ms = seconds * 1000 + microseconds // 1000 - current_millis()
+            self._clock_read_at = now
+        return int(current_millis() + self._clock_ahead_ms)
+
+    def _dispatch(self, command: str) -> Callable[..., Any]:
+        dispatch = self.scripts["dispatch"]
+
+        def do_dispatch(queue_name: str, *args: Any) -> Any:
+            return dispatch(
+                keys=[self.namespace],
+                args=[
+                    command,
+                    self.server_millis(),
+                    queue_name,
+                    self.broker_id,
+                    self.heartbeat_timeout,
+                    self.dead_message_ttl,
+                    self._should_do_maintenance(command),
+                    self._max_unpack_size(),
+                    *args,
+                ],
+            )
+
+        return do_dispatch
+
+
+class Presence(Middleware):
+    """Says every few seconds that this worker process lives, also while it is too busy to fetch; gives back at its end.
+
+    A process that is frozen says nothing, and its messages go to others: that is what heartbeats are for.
+    """
+
+    def __init__(self, interval_s: float) -> None:
+        self._interval_s = interval_s
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def after_worker_boot(self, broker: dramatiq.Broker, worker: dramatiq.Worker) -> None:
+        self._stop.clear()
+        self._thread = threading.Thread(target=self._run, args=(broker,), name="broker-presence", daemon=True)
+        self._thread.start()
+
+    def after_worker_shutdown(self, broker: Any, worker: dramatiq.Worker) -> None:
+        self._stop.set()
+        try:
+            broker.give_back_all()
+        except redis.RedisError as error:
+            logger.warning("What was cut off could not be given back, and is when the heartbeat is missed: %s", error)
+
+    def _run(self, broker: ServerTimeRedisBroker) -> None:
+        looked_at = time.monotonic()
+        while not self._stop.wait(self._interval_s * random.uniform(0.8, 1.0)):  # noqa: S311 - jitter
+            try:
+                broker.heartbeat()
+                if time.monotonic() - looked_at > _LOST_EVERY_S:
+                    looked_at = time.monotonic()
+                    broker.give_back_lost()
+            except redis.RedisError as error:
+                logger.warning("The heartbeat could not be sent: %s", error)
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+@contextmanager
+def connection_errors() -> Iterator[None]:
+    """Tell Dramatiq of every way in which Redis can be away as the one kind of error that it starts over after."""
+    try:
+        yield
+    except (redis.ConnectionError, redis.TimeoutError) as error:
+        raise ConnectionClosed(error) from error

@@ -1,0 +1,85 @@
+"""Workers that come and go in the middle of the work: nothing is lost, and what they held is free at once."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from leases import live
+from leases.models import Receipt
+from tests.jobs import actors
+from tests.jobs.models import Effect
+from tests.once.conftest import Jobs
+from tests.servers.processes import RunningProcess
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_sigterm_gives_back_what_was_not_begun_while_a_job_still_runs(jobs: Jobs, gate: Path, file: Path) -> None:
+    gate.touch()
+    for number in range(6):
+        jobs.send(actors.index, f"{number}")
+    leaving = jobs.start(1, 1, dramatiq_queue_prefetch="6")
+    wait_until(lambda: file.read_text().count("\n") == 1, 30)
+    wait_until(lambda: jobs.state().waiting == 0)
+    leaving.terminate()
+    wait_until(lambda: jobs.state().waiting == 5, 5)
+    gate.unlink()
+    assert leaving.wait(20) == 0
+    assert jobs.state().waiting == 5
+    jobs.start(1, 2)
+    wait_until(lambda: Receipt.objects.filter(state="done").count() == 6, 30)
+    assert sorted(file.read_text().split()) == [f"{number}" for number in range(6)]
+
+
+def test_sigterm_frees_the_lease_and_the_message_of_a_job_that_is_cut_off(jobs: Jobs, gate: Path, file: Path) -> None:
+    gate.touch()
+    jobs.send(actors.index, "ada")
+    leaving = jobs.start(1, 1, shutdown_timeout=1)
+    wait_until(lambda: file.read_text().count("\n") == 1, 30)
+    assert live(["once:index:ada"])
+    leaving.terminate()
+    leaving.wait(20)
+    assert not live(["once:index:ada"])
+    assert jobs.state().waiting == 1
+    gate.unlink()
+    jobs.start(1, 1)
+    wait_until(lambda: Receipt.objects.filter(state="done").exists(), 30)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_nothing_is_lost_or_done_twice_while_workers_come_and_go(jobs: Jobs, number: signal.Signals) -> None:
+    total = 400
+    for index in range(total):
+        jobs.send(actors.welcome, f"{index}")
+    first = jobs.start(1, 2)
+    wait_until(lambda: Effect.objects.count() > 20, 60)
+    more = [jobs.start(1, 2), jobs.start(1, 2)]
+    wait_until(lambda: all(worker.events("receipt.done") for worker in more) or Effect.objects.count() == total, 60)
+    for worker in [first, more[0]]:
+        end(worker, number)
+    wait_until(lambda: Effect.objects.count() == total, 120)
+    wait_until(jobs.is_done, 60)
+    assert Effect.objects.values("name").distinct().count() == total == Receipt.objects.count()
+
+
+def end(workers: RunningProcess, number: signal.Signals) -> None:
+    if number == signal.SIGKILL:
+        workers.kill()
+    else:
+        os.kill(workers.pid, number)
+        workers.wait(30)
+
+
+def test_sigterm_to_an_idle_worker_ends_it_within_seconds(jobs: Jobs) -> None:
+    worker = jobs.start(1, 2)
+    worker.wait_for_line("ready for action", 30)
+    began = time.monotonic()
+    worker.terminate()
+    assert worker.wait(20) == 0
+    assert time.monotonic() - began < 10
+    assert not psutil.pid_exists(worker.pid)

@@ -1,0 +1,234 @@
+"""What Dramatiq's Redis broker was seen to do, on the library's own broker (red) and on ours.
+
+D and E numbers are those of the facts and experiments that Dramatiq 2.2.1 was measured with.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import dramatiq
+import pytest
+import redis
+from django.conf import settings
+from dramatiq.brokers import redis as library
+from dramatiq.brokers.redis import RedisBroker
+from dramatiq.middleware import Retries
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from project import middleware, redis_broker
+from project.middleware import KeptRetries, UnstartedGivenBack
+from project.redis_broker import Presence, ServerTimeRedisBroker
+from tests.servers.redis_server import PrivateRedis
+from tests.waiting import wait_until
+
+TIMEOUT_MS = 1500
+QUEUE = "hardening"
+
+
+@pytest.fixture(autouse=True)
+def empty() -> Iterator[redis.Redis]:
+    client = redis.Redis.from_url(settings.BROKER_URL)
+    client.flushdb()
+    yield client
+    client.flushdb()
+
+
+def ours(**options: Any) -> ServerTimeRedisBroker:
+    return ServerTimeRedisBroker(
+        client=redis.Redis.from_url(settings.BROKER_URL),
+        heartbeat_timeout=TIMEOUT_MS,
+        maintenance_chance=1_000_000,
+        **{"middleware": [Presence(0.3)], **options},
+    )
+
+
+def theirs(**options: Any) -> RedisBroker:
+    return RedisBroker(
+        client=redis.Redis.from_url(settings.BROKER_URL),
+        heartbeat_timeout=TIMEOUT_MS,
+        maintenance_chance=1_000_000,
+        **{"middleware": [], **options},
+    )
+
+
+def takes_a_message(broker: RedisBroker, *, within_s: float) -> bool:
+    """Say whether another worker would get a message."""
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        if broker.do_fetch(QUEUE, 1):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+class Blocking:
+    """A worker with one thread whose job runs until it is let go."""
+
+    def __init__(self, broker: RedisBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.began, self.go_on = threading.Event(), threading.Event()
+        self.runs = 0
+
+        @dramatiq.actor(broker=broker, queue_name=QUEUE)
+        def job() -> None:
+            self.runs += 1
+            self.began.set()
+            self.go_on.wait(20)
+
+        self.job = job
+        monkeypatch.setattr("dramatiq.worker.DELAY_QUEUE_PREFETCH", 20)
+        self.worker = dramatiq.Worker(broker, worker_threads=1, worker_timeout=100)
+
+    def start(self, queued: int, delayed: int) -> None:
+        for _ in range(delayed):
+            self.job.send_with_options(delay=3_600_000)
+        for _ in range(queued):
+            self.job.send()
+        self.worker.start()
+        assert self.began.wait(10)
+
+    def stop(self) -> None:
+        self.go_on.set()
+        self.worker.stop(5000)
+
+
+@pytest.mark.parametrize(("make", "is_taken"), [(theirs, True), (ours, False)])
+def test_worker_with_a_full_prefetch_keeps_its_message(
+    make: Callable[[], RedisBroker], is_taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D4, E2: a backlog of delayed messages silences a healthy worker, and its running message goes to another."""
+    blocking = Blocking(make(), monkeypatch)
+    blocking.start(queued=2, delayed=25)
+    try:
+        assert takes_a_message(theirs(), within_s=2 * TIMEOUT_MS / 1000) == is_taken
+    finally:
+        blocking.stop()
+
+
+@pytest.mark.parametrize(("make", "is_taken"), [(theirs, True), (ours, False)])
+def test_worker_whose_clock_is_slow_keeps_its_message(
+    make: Callable[[], RedisBroker], is_taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D2, E3: a clock that is 61 s slow lets others take the message at once."""
+    slow = make()
+    slow.declare_queue(QUEUE)
+    theirs().enqueue(dramatiq.Message(queue_name=QUEUE, actor_name="x", args=(), kwargs={}, options={}))
+    with monkeypatch.context() as patch:
+        for module in (library, redis_broker):
+            patch.setattr(module, "current_millis", lambda: int(time.time() * 1000) - 61_000)
+        assert slow.do_fetch(QUEUE, 1)
+    assert takes_a_message(theirs(), within_s=0.3) == is_taken
+
+
+def test_messages_whose_fetch_was_never_answered_come_back() -> None:
+    """D5: they belong to a process that lives and does not know of them."""
+    broker = ours()
+    broker.known[QUEUE] = set()
+    for _ in range(3):
+        broker.enqueue(dramatiq.Message(queue_name=QUEUE, actor_name="x", args=(), kwargs={}, options={}))
+    assert len(broker.do_fetch(QUEUE, 2)) == 2  # the reply is lost
+    broker.give_back_lost()
+    assert broker.client.llen(f"dramatiq:{QUEUE}") == 1  # it may just be on its way
+    broker.give_back_lost()
+    assert broker.client.llen(f"dramatiq:{QUEUE}") == 3
+
+
+def test_messages_that_are_worked_on_are_not_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = ours()
+    blocking = Blocking(broker, monkeypatch)
+    blocking.start(queued=2, delayed=5)
+    wait_until(lambda: len(broker.known.get(f"{QUEUE}.DQ", ())) == 5)
+    for _ in range(3):
+        broker.give_back_lost()
+    assert broker.client.llen(f"dramatiq:{QUEUE}") == broker.client.llen(f"dramatiq:{QUEUE}.DQ") == 0
+    blocking.stop()
+    assert blocking.runs == 1
+
+
+def test_delayed_messages_run_after_redis_was_away_when_they_became_due(
+    redis_server: PrivateRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D5, D8, log 63: the consumer's thread ended for good, and delayed messages were not run for hours."""
+    monkeypatch.setattr("dramatiq.worker.CONSUMER_RESTART_DELAY_SECS", 0.2)
+    monkeypatch.setattr(redis_broker, "_LOST_EVERY_S", 0.2)
+    client = redis.Redis.from_url(redis_server.url, retry=Retry(NoBackoff(), 0), socket_timeout=2)
+    broker = ServerTimeRedisBroker(client=client, middleware=[Presence(0.1)])
+    ran = threading.Event()
+
+    @dramatiq.actor(broker=broker, queue_name=QUEUE)
+    def job() -> None:
+        ran.set()
+
+    worker = dramatiq.Worker(broker, worker_threads=1, worker_timeout=100)
+    worker.start()
+    job.send_with_options(delay=700)
+    wait_until(lambda: broker.known.get(f"{QUEUE}.DQ"))
+    redis_server.kill()
+    time.sleep(1.2)  # it becomes due while nobody is there to move it
+    redis_server.restart()
+    assert ran.wait(30)
+    worker.stop(2000)
+
+
+@pytest.mark.parametrize(("kind", "is_lost"), [(Retries, True), (KeptRetries, False)])
+def test_retry_is_kept_while_redis_is_away(
+    kind: type[Retries], is_lost: bool, redis_server: PrivateRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D7, E4: the retry cannot be enqueued, the error is swallowed, and the message that failed is acknowledged."""
+    monkeypatch.setattr(middleware, "ENQUEUE_AGAIN_S", 0.2)
+    monkeypatch.setattr("dramatiq.worker.POST_PROCESS_MESSAGE_RETRY_DELAY_SECS", 0.2)
+    monkeypatch.setattr("dramatiq.worker.CONSUMER_RESTART_DELAY_SECS", 0.2)
+    client = redis.Redis.from_url(redis_server.url, retry=Retry(NoBackoff(), 0), socket_timeout=2)
+    broker = ServerTimeRedisBroker(client=client, middleware=[kind(min_backoff=50, max_backoff=100)])
+    runs: list[float] = []
+
+    @dramatiq.actor(broker=broker, queue_name=QUEUE)
+    def job() -> None:
+        runs.append(time.monotonic())
+        if len(runs) == 1:
+            redis_server.kill()
+            raise RuntimeError("as told")
+
+    worker = dramatiq.Worker(broker, worker_threads=1, worker_timeout=100)
+    worker.start()
+    job.send()
+    wait_until(lambda: len(runs) == 1)
+    time.sleep(1)  # the failed message is dealt with while Redis is away
+    redis_server.restart()
+    if is_lost:
+        with redis_server.client() as left:
+            wait_until(lambda: not left.hlen(f"dramatiq:{QUEUE}.msgs"), 20)
+            assert not left.hlen(f"dramatiq:{QUEUE}.DQ.msgs")
+            assert not left.zcard(f"dramatiq:{QUEUE}.XQ")
+        assert len(runs) == 1
+    else:
+        wait_until(lambda: len(runs) == 2, 30)
+    worker.stop(2000)
+
+
+def test_worker_that_stops_gives_back_at_once_what_it_has_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """D12: it kept all until its running job had ended, and went on fetching."""
+    broker = ours(middleware=[Presence(0.3), UnstartedGivenBack()])
+    blocking = Blocking(broker, monkeypatch)
+    blocking.start(queued=6, delayed=0)
+    stopping = threading.Thread(target=blocking.worker.stop, args=(20_000,))
+    stopping.start()
+    wait_until(lambda: broker.client.llen(f"dramatiq:{QUEUE}") == 5, 3)
+    time.sleep(0.5)
+    assert broker.client.llen(f"dramatiq:{QUEUE}") == 5
+    blocking.go_on.set()
+    stopping.join(10)
+    assert not stopping.is_alive()
+    assert blocking.runs == 1
+    assert broker.client.hlen(f"dramatiq:{QUEUE}.msgs") == 5
+
+
+def test_job_that_is_cut_off_is_given_back_when_the_worker_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = ours(middleware=[Presence(0.3), UnstartedGivenBack()])
+    blocking = Blocking(broker, monkeypatch)
+    blocking.start(queued=1, delayed=0)
+    blocking.worker.stop(200)
+    assert broker.client.llen(f"dramatiq:{QUEUE}") == 1
+    blocking.go_on.set()
