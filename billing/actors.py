@@ -26,6 +26,9 @@ def invoice_customer(customer_id: int, period: str) -> None:
     The broker's own retries are only for when not even the failure could be written down.
     """
     slot = Slot(customer_id, Period.parse(period))
+    if (lease := current_lease(slot.resource)) and runs.is_parked(slot, using=lease.using):
+        logger.info("%s is parked; this message came too late.", slot)
+        return
     try:
         outcome = invoice(customer_id, slot.period)
     except LeaseError:

@@ -6,7 +6,7 @@ from datetime import timedelta
 from django.db.models.functions import Now
 
 import outbox
-from billing import numbering
+from billing import mailing, numbering
 from billing.conf import conf
 from billing.documents import email
 from billing.models import CreditNote, Invoice, UsageEvent
@@ -41,10 +41,11 @@ def _void(lease: Lease, invoice_id: int, reason: str) -> tuple[CreditNote, bool]
     if invoice.status == Invoice.Status.VOID:
         return CreditNote.objects.using(using).get(invoice=invoice), False
     slot = slot_of(invoice)
-    unsent = outbox.cancel(slot.document(invoice.version), using=using)
     Invoice.objects.using(using).filter(pk=invoice.pk).update(
         status=Invoice.Status.VOID, voided_at=Now(), void_reason=reason
     )
+    # After the row is locked, so that no copy of the mail is published behind our back.
+    unsent = mailing.cancel_unsent(invoice, using=using)
     UsageEvent.objects.using(using).filter(invoice=invoice).update(invoice=None)
     note = CreditNote(
         invoice=invoice,

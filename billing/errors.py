@@ -130,3 +130,43 @@ class UsageKeepsChanging(TryAgain):
     def __init__(self, attempts: int) -> None:
         self.attempts = attempts
         super().__init__(f"the usage changed during each of {attempts} attempts; it will be tried again")
+
+
+class ItemConcluded(BillingError):
+    """The item's outcome does not allow what was asked; nothing was changed."""
+
+    def __init__(self, outcome: str, advice: str) -> None:
+        self.outcome = outcome
+        super().__init__(f"it is {outcome.lower()}; {advice}")
+
+
+class InvoiceIsVoid(BillingError):
+    """A mail about a void invoice was asked for; what the customer gets instead is the credit note."""
+
+    def __init__(self, reference: str) -> None:
+        self.reference = reference
+        super().__init__(f"{reference} is void, and its mail is not sent any more")
+
+
+class MailOnItsWay(BillingError):
+    """Another copy was asked for before the earlier ones had gone out."""
+
+    def __init__(self, state: str) -> None:
+        self.state = state
+        super().__init__(f"the last mail about it is {state} and will go out by itself; nothing was sent again")
+
+
+class CopyExists(BillingError):
+    """That copy was published meanwhile, to another address."""
+
+    def __init__(self, copy: int) -> None:
+        self.copy = copy
+        super().__init__(f"copy {copy} was sent meanwhile, to another address; look at the invoice's mails")
+
+
+class TooManyCopies(BillingError):
+    """The invoice was mailed as often as it may be."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        super().__init__(f"it was sent again {most} times already; send it by other means")

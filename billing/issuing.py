@@ -81,7 +81,7 @@ def _issue(
     total: Totals,
 ) -> Invoice:
     using = lease.using
-    invoice = _invoice(slot, version, customer, rating, total)
+    invoice = draft(slot, version, customer, rating, total)
     invoice.save(using=using, force_insert=True)
     lines = [_line(invoice, line, rates.get(line.position)) for line in rating.lines]
     InvoiceLine.objects.using(using).bulk_create(lines, batch_size=BATCH_LINES)
@@ -105,7 +105,8 @@ def _issue(
     return invoice
 
 
-def _invoice(slot: Slot, version: int, customer: Customer, rating: Rating, total: Totals) -> Invoice:
+def draft(slot: Slot, version: int, customer: Customer, rating: Rating, total: Totals) -> Invoice:
+    """Return the invoice as it would be issued, without number and date; nothing is written."""
     return Invoice(
         customer=customer,
         kind=slot.kind,

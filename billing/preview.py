@@ -1,15 +1,20 @@
-"""What a run would invoice, without writing anything."""
+"""What would be invoiced, without writing anything."""
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from django.db import connections, router
+from django.utils import timezone
 
-from billing import rating, runs
+from billing import issuing, rating, runs
+from billing.documents import email
 from billing.errors import NeedsPerson
-from billing.models import Customer, Run
+from billing.models import Customer, Invoice, Item, Run
 from billing.periods import Period
-from billing.slots import Slot
+from billing.rating import RatedLine
+from billing.slots import Slot, as_period
+from billing.totals import Totals
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,3 +47,30 @@ def preview(period: Period, *, codes: Collection[str] = ()) -> Iterator[Preview]
             continue
         reason = "" if rated.net_minor else "the usage adds up to zero" if rated.lines else "no usage"
         yield Preview(customer.code, customer.currency, len(rated.lines), rated.net_minor, reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What an item would become: an invoice without a number and before tax, its lines, and the mail about it."""
+
+    invoice: Invoice
+    lines: tuple[RatedLine, ...]
+    mail: dict[str, Any]
+
+
+def draft(item: Item) -> Draft:
+    """Return what would be issued for the item if a worker took it now; raises NeedsPerson where a person has to act.
+
+    Before tax, because asking the tax service leaves a document there.
+    """
+    using = router.db_for_write(Run)
+    slot = Slot(item.customer_id, as_period(item.run.period))
+    rated = rating.rate(item.customer, slot.period, item.run.cutoff_at, using=using)
+    before_tax = Totals(net_minor=rated.net_minor, tax_minor=0, subtotals=())
+    invoice = issuing.draft(slot, slot.next_version(using=using), item.customer, rated, before_tax)
+    invoice.issued_at = timezone.now()
+    metrics: dict[str, list[int]] = {}
+    for line in rated.lines:
+        metrics.setdefault(line.metric, []).append(line.net_minor)
+    totals = [email.MetricTotal(metric, len(nets), sum(nets)) for metric, nets in sorted(metrics.items())]
+    return Draft(invoice, rated.lines, email.invoice_email(invoice, totals))

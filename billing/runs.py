@@ -144,6 +144,13 @@ def attempts(slot: Slot, *, using: str) -> int:
     return int(open_items.aggregate(most=Max("attempts"))["most"] or 0)
 
 
+def is_parked(slot: Slot, *, using: str) -> bool:
+    """Say whether the slot waits for a person: an item of it is parked, and none is open."""
+    items = Item.objects.using(using).filter(customer_id=slot.customer_id, run__period=slot.dates)
+    outcomes = set(items.values_list("outcome", flat=True))
+    return Item.Outcome.PARKED in outcomes and outcomes.isdisjoint(Item.OPEN)
+
+
 def retry_delay(attempt: int) -> timedelta:
     """Return how long a failed item waits before its next attempt: doubled each time, up to the maximum."""
     delay: timedelta = min(conf.RETRY_DELAY * 2 ** min(attempt - 1, 20), conf.MAX_RETRY_DELAY)

@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
 from django.contrib.admin.views.main import ChangeList
+from django.db import transaction
 from django.db.models import QuerySet
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from django.urls import NoReverseMatch, reverse
 from django.utils.html import format_html
 from django.utils.http import urlencode
@@ -52,6 +53,25 @@ class FastAdmin(ModelAdmin):
 
     def look_up(self, rows: Sequence[Any]) -> None:
         """Add to the rows of a page what its columns show and the rows do not have, in one query for all."""
+
+    # Actions take leases, which cannot be had inside the request's transaction.
+    @transaction.non_atomic_requests
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        return super().changelist_view(request, extra_context)
+
+    def change_view(
+        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        allowed: Any = self.get_actions(request)
+        actions = [(name, title) for _, name, title in allowed.values() if name != "delete_selected"]
+        links = self.row_links(request, object_id)
+        return super().change_view(
+            request, object_id, form_url, {"row_actions": actions, "row_links": links, **(extra_context or {})}
+        )
+
+    def row_links(self, request: HttpRequest, object_id: str) -> list[tuple[str, str]]:
+        """Return address and text of the links beside the row's actions."""
+        return []
 
 
 class Inspector(FastAdmin):

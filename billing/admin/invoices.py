@@ -2,17 +2,66 @@ from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
 
+from django import forms
 from django.contrib import admin
-from django.http import HttpRequest
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html, format_html_join
 
-from billing import mailing, money
+from billing import crediting, mailing, money
 from billing.admin.amounts import amount
+from billing.admin.confirming import Question, ReasonForm, confirmed
 from billing.admin.inspecting import Inspector, link, list_link
 from billing.admin.lines import SHOWN_LINES, LinesInline, percent
 from billing.admin.searching import NumberSearch
 from billing.models import CreditNote, Invoice, InvoiceLine, UsageEvent
 from billing.slots import as_period
+
+
+class SendAgainForm(ReasonForm):
+    """To whom; and as which copy, so that pressing the button twice sends one."""
+
+    to = forms.EmailField(max_length=320, help_text="The customer's address today.")
+    copy = forms.IntegerField(widget=forms.HiddenInput, min_value=2)
+
+    def __init__(self, *args: Any, rows: Sequence[Any], **kwargs: Any) -> None:
+        super().__init__(*args, rows=rows, **kwargs)
+        if rows:
+            self.fields["to"].initial = rows[0].customer.email
+            self.fields["copy"].initial = mailing.next_copy(rows[0])
+
+
+@confirmed(
+    Question(
+        "Void",
+        "The invoice becomes void for good and a credit note takes back the whole of it. A mail that was not sent yet "
+        "is cancelled; otherwise the customer gets one about the credit note. The usage is free to be invoiced again: "
+        "try the item again, or bill the period.",
+        "Void",
+    ),
+    permission="void",
+    one_at_a_time=True,
+)
+def void(invoice: Invoice, answers: dict[str, Any]) -> str:
+    return f"taken back by {crediting.void(invoice.pk, answers['reason'])}"
+
+
+@confirmed(
+    Question(
+        "Send the mail again",
+        "The customer gets the mail about this invoice once more. The invoice stays as it is.",
+        "Send it again",
+    ),
+    permission="send_again",
+    form=SendAgainForm,
+    one_at_a_time=True,
+)
+def send_again(invoice: Invoice, answers: dict[str, Any]) -> str:
+    mailing.send_again(invoice.pk, to=answers["to"], copy=answers["copy"])
+    return f"sent again to {answers['to']}"
 
 
 @admin.register(Invoice)
@@ -25,6 +74,7 @@ class InvoiceAdmin(NumberSearch, Inspector):
     date_hierarchy = "issued_at"
     ordering = ["-issued_at"]
     inlines = [LinesInline]
+    actions = [send_again, void]
     fieldsets = [
         (None, {"fields": ["reference", "shown_customer", "shown_period", "status", "issued_at", "mail"]}),
         ("Amounts", {"fields": ["net", "taxes_table", "tax", "gross", "all_lines"]}),
@@ -38,6 +88,36 @@ class InvoiceAdmin(NumberSearch, Inspector):
     net = staticmethod(amount("net_minor", "net"))
     tax = staticmethod(amount("tax_minor", "tax"))
     gross = staticmethod(amount("gross_minor", "gross"))
+
+    def has_void_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm("billing.void_invoice")
+
+    def has_send_again_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm("billing.send_again_invoice")
+
+    def get_urls(self) -> list[URLPattern]:
+        view = self.admin_site.admin_view(self.mails_view)
+        return [path("<int:invoice_id>/mails/", view, name="billing_invoice_mails"), *super().get_urls()]
+
+    def row_links(self, request: HttpRequest, object_id: str) -> list[tuple[str, str]]:
+        if not request.user.has_perm("billing.preview_invoice"):
+            return []
+        return [(reverse("admin:billing_invoice_mails", args=[object_id]), "Mails")]
+
+    def mails_view(self, request: HttpRequest, invoice_id: int) -> HttpResponse:
+        """Show the mails about an invoice as they were or will be sent."""
+        if not request.user.has_perm("billing.preview_invoice"):
+            raise PermissionDenied
+        invoice = get_object_or_404(Invoice, pk=invoice_id)
+        messages = mailing.messages_of([invoice])[invoice.pk]
+        context = {
+            **self.admin_site.each_context(request),
+            "title": f"Mails about {invoice.reference}",
+            "opts": self.opts,
+            "invoice": invoice,
+            "mails": [(message, mailing.read(message)) for message in messages],
+        }
+        return TemplateResponse(request, "admin/billing/invoice/mails.html", context)
 
     def look_up(self, rows: Sequence[Any]) -> None:
         messages = mailing.messages_of(rows)

@@ -1,14 +1,23 @@
 from typing import Any
 
 from django.contrib import admin
+from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, path, reverse
 
+from billing import money, parking
+from billing.admin.confirming import Question, confirmed
 from billing.admin.inspecting import Inspector, link
+from billing.admin.lines import SHOWN_LINES
 from billing.admin.runs import OPEN
 from billing.admin.searching import IndexedSearch
+from billing.errors import NeedsPerson
 from billing.models import Item, Run
-from billing.slots import as_period
+from billing.preview import draft
+from billing.slots import Slot, as_period
 
 SHOWN_RUNS = 12
 
@@ -50,6 +59,33 @@ class OutcomeFilter(admin.SimpleListFilter):
         return queryset.filter(outcome="" if chosen == OPEN else chosen)
 
 
+@confirmed(
+    Question(
+        "Try again now",
+        "The workers are given these customers at once, whatever they waited for. What is invoiced stays as it is.",
+        "Try again",
+    ),
+    permission="retry",
+)
+def retry(item: Item, answers: dict[str, Any]) -> str:
+    parking.retry(item.pk)
+    return "given to the workers"
+
+
+@confirmed(
+    Question(
+        "Park",
+        "These customers are not invoiced for the period until somebody has them tried again. Nothing that was issued "
+        "is taken back.",
+        "Park",
+    ),
+    permission="park",
+)
+def park(item: Item, answers: dict[str, Any]) -> str:
+    parking.park(item.pk, answers["reason"])
+    return "parked"
+
+
 @admin.register(Item)
 class ItemAdmin(IndexedSearch, Inspector):
     list_display = [
@@ -59,11 +95,41 @@ class ItemAdmin(IndexedSearch, Inspector):
     list_filter = [OutcomeFilter, RunFilter]
     list_select_related = ["customer", "run", "invoice"]
     # As the index has them; within a run, what is skipped or parked comes first.
+    actions = [retry, park]
     ordering = ["-run_id", "-outcome", "-id"]
     fields = [
         "customer_link", "shown_run", "shown_outcome", "reason", "shown_invoice", "attempts", "started_at",
         "concluded_at", "retry_at", "enqueued_at", "rescues",
     ]  # fmt: skip
+
+    def has_retry_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm("billing.retry_item")
+
+    def has_park_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm("billing.park_item")
+
+    def get_urls(self) -> list[URLPattern]:
+        view = self.admin_site.admin_view(self.preview_view)
+        return [path("<int:item_id>/preview/", view, name="billing_item_preview"), *super().get_urls()]
+
+    def row_links(self, request: HttpRequest, object_id: str) -> list[tuple[str, str]]:
+        if not request.user.has_perm("billing.preview_item"):
+            return []
+        return [(reverse("admin:billing_item_preview", args=[object_id]), "Preview")]
+
+    def preview_view(self, request: HttpRequest, item_id: int) -> HttpResponse:
+        """Show what the item's customer would be invoiced now, and the mail about it."""
+        if not request.user.has_perm("billing.preview_item"):
+            raise PermissionDenied
+        item = get_object_or_404(Item.objects.select_related("customer", "run"), pk=item_id)
+        context = {
+            **self.admin_site.each_context(request),
+            "title": f"Preview of {item.customer.code}, {as_period(item.run.period)}",
+            "opts": self.opts,
+            "item": item,
+            **_drafted(item),
+        }
+        return TemplateResponse(request, "admin/billing/item/preview.html", context)
 
     @admin.display(description="customer")
     def shown_customer(self, item: Item) -> str:
@@ -88,3 +154,21 @@ class ItemAdmin(IndexedSearch, Inspector):
     @admin.display(description="invoice")
     def shown_invoice(self, item: Item) -> str:
         return link(item.invoice)
+
+
+def _drafted(item: Item) -> dict[str, Any]:
+    """Return what the preview shows: the draft and its first lines, or why there is none."""
+    live = Slot(item.customer_id, as_period(item.run.period)).live_invoice()
+    if live:
+        return {"live": live}
+    try:
+        found = draft(item)
+    except NeedsPerson as error:
+        return {"refused": str(error)}
+    currency = found.invoice.currency
+    rows = [
+        (line.metric, line.subject, f"{line.quantity.normalize():f}", money.format_minor(line.net_minor, currency))
+        for line in found.lines[:SHOWN_LINES]
+    ]
+    net = money.format_minor(found.invoice.net_minor, currency)
+    return {"draft": found, "rows": rows, "hidden": max(0, len(found.lines) - SHOWN_LINES), "net": net}
