@@ -1,26 +1,20 @@
 """The statements: what a drainer says to the database, each its own transaction. The SQL, with its reasons: sql/."""
 
-import functools
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from importlib import resources
 from typing import Any
 
 from django.db import connections
 
+from outbox import metrics
 from outbox.channels.base import Answer, Channel, Deadline, boottime
 from outbox.conf import settings
+from outbox.statements import statement
 
 # Two clocks measure a claim; the drainer stops this share of its length before the database would.
 MARGIN = 0.1
-
-
-@functools.cache
-def statement(name: str) -> str:
-    """The text of sql/<name>.sql."""
-    return (resources.files("outbox") / "sql" / f"{name}.sql").read_text()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +60,8 @@ class Statements:
             return None
         rows.sort(key=lambda row: (row[4], row[1]))
         seconds = ttl.total_seconds() * (1 - MARGIN)
-        held = [Held(id, dedupe_key, json.loads(payload)) for _, id, dedupe_key, payload, _ in rows]
+        held = [Held(id, dedupe_key, json.loads(payload)) for _, id, dedupe_key, payload, _, _ in rows]
+        metrics.claimed(channel, (row[5] for row in rows))
         return Claim(rows[0][0], Deadline.after(seconds, start), held)
 
     def intend(self, claim: int, ids: Iterable[int]) -> dict[int, int]:

@@ -15,10 +15,11 @@ from datetime import timedelta
 
 from django.db import InterfaceError, OperationalError, connections
 
-from outbox import channels, forgetting
+from outbox import channels, forgetting, metrics
 from outbox.channels.base import boottime
 from outbox.claims import Statements, Swept
 from outbox.errors import DatabaseForgot
+from outbox.inspection import status
 from outbox.lane import Lane, Pace
 from outbox.senders import Answered
 from outbox.wakeup import Listener
@@ -27,6 +28,7 @@ logger = logging.getLogger("outbox.drain")
 
 FIRST_BACKOFF = 0.1
 LONGEST_BACKOFF = 10.0
+MEASURE_EVERY = 15.0
 
 
 class Until(enum.Enum):
@@ -79,6 +81,7 @@ class Drainer:
         limit: int | None = None,
         max_runtime: timedelta | None = None,
         listen: bool = False,
+        measure: bool = False,
         progress: Callable[[Counter[str]], None] = lambda tally: None,
     ) -> None:
         self.report = Report()
@@ -100,6 +103,8 @@ class Drainer:
         self._by_name = {lane.name: lane for lane in self._lanes}
         self._all_channels = [channels.channel(name) for name in channels.names()]
         self._listener = Listener(using, self.wake) if listen else None
+        self._measures = measure
+        self._next_measure = 0.0
         self._next_sweep = 0.0
         self._backoff = 0.0
 
@@ -146,6 +151,7 @@ class Drainer:
             self._verify()
         if not self._stopping.is_set():
             self._sweep()
+            self._measure()
             for lane in self._lanes:
                 if self._may_claim(lane):
                     taken = lane.claim(self._left)
@@ -162,6 +168,11 @@ class Drainer:
             logger.critical("%s", error, extra={"event": "outbox.database_forgot"})
             self.report.database_forgot = str(error)
             self.stop()
+
+    def _measure(self) -> None:
+        if self._measures and time.monotonic() >= self._next_measure:
+            metrics.stands(self._by_name, status(self._using))
+            self._next_measure = time.monotonic() + MEASURE_EVERY
 
     def _may_claim(self, lane: Lane) -> bool:
         if self._left == 0:
@@ -206,6 +217,7 @@ class Drainer:
             return
         for swept in self._statements.sweep(self._all_channels):
             self.report.tally["swept"] += 1
+            metrics.swept(swept.channel)
             log_swept(swept)
             if swept.state == "pending" and swept.channel in self._by_name:
                 self._by_name[swept.channel].wake()
@@ -237,6 +249,8 @@ class Drainer:
 def log_swept(swept: Swept) -> None:
     """Say what was taken from whom; loudly, when a person has to look at it."""
     parked = swept.state in ("in_doubt", "dead")
+    if parked:
+        metrics.parked(swept.channel, swept.state)
     logger.log(
         logging.ERROR if parked else logging.WARNING,
         "%s was held too long or may not be sent any more; now %s",

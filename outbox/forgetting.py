@@ -14,9 +14,9 @@ from typing import Any
 from django.db import connections, transaction
 
 from outbox import channels
-from outbox.claims import statement
 from outbox.conf import settings
 from outbox.errors import DatabaseForgot
+from outbox.statements import statement
 
 logger = logging.getLogger("outbox.forgetting")
 

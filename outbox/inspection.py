@@ -5,7 +5,7 @@ from typing import Any
 
 from django.db import connections
 
-from outbox.claims import statement
+from outbox.statements import statement
 
 
 @dataclass(frozen=True, slots=True)

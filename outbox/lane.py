@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
-from outbox import channels
+from outbox import channels, metrics
 from outbox.breaker import Breaker
 from outbox.channels.base import Answer, Outcome, Parcel
 from outbox.claims import Claim, Held, Statements
@@ -179,6 +179,7 @@ class Lane:
     def _watch(self, host: str, answer: Answer) -> None:
         if self._breaker.record(host, unreachable=answer.unreachable):
             away = self._breaker.is_open(host)
+            metrics.breaker(self.name, len(self._breaker.open_hosts()))
             logger.log(
                 logging.ERROR if away else logging.INFO,
                 "%s %s",

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from django.db import DataError, IntegrityError
 
-from outbox import retries
+from outbox import metrics, retries
 from outbox.channels.base import Answer, Channel, Outcome
 from outbox.claims import Statements
 from outbox.senders import Answered
@@ -75,16 +75,20 @@ class Marks:
             logger.exception("cannot mark %s as sent; it will be in doubt", list(accepted))
             return
         self._tally["sent"] += len(sent)
+        metrics.outcome(self._channel.name, Outcome.ACCEPTED.value, len(accepted))
         self._too_late(claim, set(accepted) - sent, Outcome.ACCEPTED)
 
     def _mark_unsent(self, claim: int, answered: Answered) -> None:
         parcel, answer = answered.parcel, answered.answer
         delay = retries.delay(parcel.attempt, answer.retry_after)
         state = self._statements.mark_unsent(claim, parcel.id, answer, self._channel, delay)
+        metrics.outcome(self._channel.name, answer.outcome.value)
         if state is None:
             self._too_late(claim, {parcel.id}, answer.outcome)
             return
         self._tally["retried" if state == "pending" else state] += 1
+        if state != "pending":
+            metrics.parked(self._channel.name, state)
         logger.log(
             logging.INFO if state == "pending" else logging.ERROR,
             "%s: %s, now %s: %s",
@@ -103,6 +107,7 @@ class Marks:
     def _too_late(self, claim: int, ids: set[int], outcome: Outcome) -> None:
         if ids:
             self._tally["too_late"] += len(ids)
+            metrics.too_late(self._channel.name, len(ids))
             logger.warning(
                 "the outcome %r of %s came after a newer claim or a decision, and changed nothing",
                 outcome.value,

@@ -6,7 +6,7 @@ from typing import Any
 
 from django.db import connections
 
-from outbox.claims import statement
+from outbox.statements import statement
 
 
 def prune(using: str, *, older_than: timedelta, batch_size: int = 1000) -> Iterator[int]:

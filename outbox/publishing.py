@@ -12,10 +12,10 @@ from django.db import connections, router
 from django.utils import timezone
 
 from outbox import channels, wakeup
-from outbox.claims import statement
 from outbox.conf import settings
 from outbox.errors import DedupeConflict, InvalidContent, NotInTransaction
 from outbox.models import Message
+from outbox.statements import statement
 
 # As JSON writes it: a backslash that is not itself escaped.
 _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")

@@ -3,9 +3,11 @@
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from outbox import metrics
 from outbox.channels.base import Answer, Channel, Outcome, Parcel
 from outbox.errors import DeadlinePassed, PermanentFailure
 
@@ -71,6 +73,7 @@ class Senders:
 
 def send(channel: Channel, parcel: Parcel) -> Answer:
     """Hand one message over, and turn whatever comes back into an answer. Never raises."""
+    began = time.perf_counter()
     try:
         answer = channel.send(parcel)
     except DeadlinePassed as error:
@@ -80,6 +83,8 @@ def send(channel: Channel, parcel: Parcel) -> Answer:
     except BaseException as error:  # a thread that died silently would leave its message in hand for ever
         logger.exception("channel %s failed at an unknown point", channel.name, extra={"outbox_id": parcel.id})
         return Answer(Outcome.UNKNOWN, f"{type(error).__name__}: {error}")
+    finally:
+        metrics.sent(parcel.channel, seconds=time.perf_counter() - began)
     if answer.outcome is Outcome.ACCEPTED:
         logger.info(
             "handed over %s",

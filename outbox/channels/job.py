@@ -65,5 +65,5 @@ class JobChannel(Channel):
 
     @property
     def send_timeout(self) -> timedelta:
-        """As long as a broker's client may try again by itself."""
-        return timedelta(seconds=60)
+        """A broker's client may try again by itself for longer; what is repeated then does no harm."""
+        return timedelta(seconds=20)

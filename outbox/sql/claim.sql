@@ -18,4 +18,5 @@ UPDATE outbox_message
           ORDER BY available_at, id
           LIMIT %(limit)s
             FOR UPDATE SKIP LOCKED))
-RETURNING claim, id, dedupe_key, payload, available_at
+RETURNING claim, id, dedupe_key, payload, available_at,
+          extract(epoch FROM clock_timestamp() - available_at)::float8 AS lag

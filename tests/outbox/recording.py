@@ -27,5 +27,9 @@ class RecordingChannel(Channel):
         os.write(self._file, f"{parcel.dedupe_key}\n".encode())
         return Answer(Outcome.ACCEPTED)
 
+    @property
+    def send_timeout(self) -> timedelta:
+        return timedelta(seconds=1)
+
     def close(self) -> None:
         os.close(self._file)

@@ -16,7 +16,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import OperationalError, connections, router
 from django.db.models import Count
 
-from outbox import channels
+from outbox import channels, metrics
 from outbox.conf import settings
 from outbox.drain import Drainer, Until
 from outbox.errors import OutboxError
@@ -73,6 +73,12 @@ class Command(BaseCommand):
         parser.add_argument("--dry-run", action="store_true", help="say what is due; change nothing")
         parser.add_argument("--json", action="store_true", help="one JSON object on stdout at the end")
         parser.add_argument("--health-file", type=Path, metavar="FILE", help="rewritten as long as it makes progress")
+        parser.add_argument(
+            "--metrics",
+            type=_address,
+            metavar="HOST:PORT",
+            help="serve Prometheus metrics there; needs prometheus_client",
+        )
         parser.add_argument("--database", help="the alias; default where the router writes messages")
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -93,10 +99,13 @@ class Command(BaseCommand):
                 limit=options["limit"],
                 max_runtime=options["max_runtime"],
                 listen=watching and not options["no_notify"],
+                measure=options["metrics"] is not None,
                 progress=_Progress(options["health_file"], sys.stderr.isatty() and not options["json"]),
             )
         except OutboxError as error:
             raise CommandError(str(error)) from error
+        if options["metrics"]:
+            self._serve_metrics(*options["metrics"])
         _stop_on_signals(drainer)
         report = drainer.run()
         parked = Counter[str]() if watching or report.database_lost else _parked(using, names)
@@ -114,6 +123,14 @@ class Command(BaseCommand):
             sys.exit(EXIT_DATABASE_LOST)
         if parked:
             sys.exit(EXIT_PARKED)
+
+    def _serve_metrics(self, host: str, port: int) -> None:
+        if not metrics.available:
+            raise CommandError("--metrics needs prometheus_client: pip install prometheus_client", returncode=2)
+        try:
+            self.stderr.write(f"metrics on http://{host}:{metrics.serve(host, port)}/metrics")
+        except OSError as error:
+            raise CommandError(f"cannot serve metrics on {host}:{port}: {error}") from error
 
     def _say_what_is_due(self, using: str, names: list[str], as_json: bool) -> None:
         due = dict.fromkeys(names, 0)
@@ -196,6 +213,13 @@ def _positive(value: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError("must be at least 1")
     return number
+
+
+def _address(value: str) -> tuple[str, int]:
+    host, colon, port = value.rpartition(":")
+    if not colon or not host or not port.isdigit():
+        raise argparse.ArgumentTypeError("must be HOST:PORT, as in 127.0.0.1:9108")
+    return host, int(port)
 
 
 def _seconds(value: str) -> timedelta:
