@@ -1,5 +1,6 @@
 """The app's settings: read when used, so that `override_settings` works and importing never needs them."""
 
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -34,6 +35,10 @@ class Settings:
     TURN_DELAY: timedelta = timedelta(milliseconds=250)
     #: A job that has not looked for this long has lost its place in the line.
     TURN_PATIENCE: timedelta = timedelta(minutes=1)
+    #: What `manage.py schedule` fires: name -> {"actor", "cron" or "every", "timezone", "missed", "args", "kwargs"}.
+    SCHEDULE: Mapping[str, Mapping[str, Any]] = {}
+    #: A slot that is taken up later than this was missed.
+    SCHEDULE_GRACE: timedelta = timedelta(minutes=1)
     #: How long `send_once()` takes a key for pending; after it, an enqueue that the broker lost is made again.
     PENDING_TTL: timedelta = timedelta(minutes=10)
 

@@ -85,3 +85,12 @@ class AlreadyDone(LeaseError):
         super().__init__(
             f"{key!r} has a receipt, so replaying its message would run nothing. Open the key again first."
         )
+
+
+class InvalidSchedule(LeaseError, ValueError):
+    """An entry of LEASES_SCHEDULE cannot be understood; none of its slots is fired until it is put right."""
+
+    def __init__(self, name: str, *, reason: str) -> None:
+        self.name = name
+        self.reason = reason
+        super().__init__(f"LEASES_SCHEDULE[{name!r}] cannot be used: {reason}.")

@@ -104,6 +104,12 @@ def index(name: str) -> None:
     gate()
 
 
+@dramatiq.actor(queue_name=QUEUE)
+@once("tick:{slot}")
+def tick(slot: str) -> None:
+    leave(f"tick {slot}")
+
+
 def _work(name: str, seconds: float) -> None:
     began = timezone.now()
     time.sleep(seconds)

@@ -43,6 +43,7 @@ class Jobs:
     """Sends jobs through one broker, and starts workers on it."""
 
     def __init__(self, url: str, processes: Processes, env: dict[str, str]) -> None:
+        self.url = url
         self.is_redis = url.startswith("redis")
         self.broker: Any = dramatiq.get_broker() if self.is_redis else make_broker(url)
         self.broker.declare_queue(QUEUE)

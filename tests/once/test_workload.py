@@ -1,0 +1,133 @@
+"""`manage.py workload`: depth, age and a number of workers; and dead letters, which are kept."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import dramatiq
+import pytest
+from django.core.management import call_command
+
+from leases import dead_letters, workload
+from leases.job_errors import AlreadyDone, AlreadyReplayed
+from leases.models import DeadLetter
+from tests.jobs import actors
+from tests.jobs.actors import QUEUE
+from tests.once.conftest import Jobs
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_depth_age_and_suggestion_follow_the_work(jobs: Jobs) -> None:
+    assert (jobs.state().waiting, jobs.state().oldest_age_s, jobs.state().suggested_workers) == (0, 0.0, 1)
+    for number in range(40):
+        jobs.send(actors.serial, "a", f"{number}", 0.05)
+    jobs.broker.enqueue(actors.plain.message("later"), delay=3_600_000)
+    wait_until(lambda: jobs.state().waiting == 40)
+    time.sleep(1.1)
+    state = jobs.state()
+    assert state.delayed == 1
+    assert state.oldest_age_s is not None
+    assert state.oldest_age_s > 1
+    per_second = workload.measure(broker=jobs.broker, queues=[QUEUE], drain_within=workload.timedelta(seconds=4))[0]
+    assert per_second.suggested_workers == 10  # 40 jobs that are taken for one second each
+
+
+def test_suggestion_learns_how_long_jobs_run(jobs: Jobs) -> None:
+    for number in range(10):
+        jobs.send(actors.retry_later, f"{number}", f"{number}", 0.3)
+    worker = jobs.start(1, 2)
+    wait_until(lambda: jobs.state().mean_run_s is not None and jobs.is_done(), 40)
+    worker.terminate()
+    worker.wait(20)
+    state = jobs.state()
+    assert state.mean_run_s is not None
+    assert 0.3 <= state.mean_run_s < 3
+    assert state.busy_workers > 0
+
+
+def test_command_prints_json_metrics_and_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    actors.plain.send("a")
+    call_command("workload", "--json", "--queues", QUEUE)
+    row = json.loads(capsys.readouterr().out)[0]
+    assert (row["queue"], row["waiting"], row["suggested_workers"]) == (QUEUE, 1, 1)
+    call_command("workload", "--metrics", "--queues", QUEUE)
+    out = capsys.readouterr().out
+    assert f'jobs_waiting{{queue="{QUEUE}"}} 1' in out
+    assert out.count("# TYPE") == 8
+    call_command("workload", "--queues", QUEUE)
+    assert QUEUE in capsys.readouterr().out
+
+
+def test_duplicates_show_what_is_queued_twice_and_what_was_asked_for_again(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ["ada", "ada", "bob", "ada"]:
+        actors.welcome.send(name)
+    actors.plain.send("x")
+    actors.plain.send("x")
+    actors.welcome("cyd")
+    actors.welcome("cyd")
+    call_command("workload", "--duplicates", "--json")
+    found = json.loads(capsys.readouterr().out)
+    assert found["queued"] == [
+        {"queue": QUEUE, "job": "welcome:ada", "messages": 3},
+        {"queue": QUEUE, "job": "plain('x')", "messages": 2},
+    ]
+    assert found["asked_again"] == [{"key": "welcome:cyd", "times": 1, "state": "done"}]
+    call_command("workload", "--duplicates")
+    assert "3 x welcome:ada" in capsys.readouterr().out
+
+
+def test_job_that_fails_for_good_is_kept_with_its_reason_and_replayed_once(jobs: Jobs, file: Path) -> None:
+    """D14, log 32: dead letters are deleted unseen after a week."""
+    jobs.send(actors.charge, "bob", "before")
+    worker = jobs.start(1, 2)
+    letter = wait_until(DeadLetter.objects.first, 60)
+    assert (letter.actor, letter.queue, letter.args, letter.key) == ("charge", QUEUE, ["bob", "before"], "charge:bob")
+    assert letter.reason == "NothingDone: refused"
+    assert "Traceback" in letter.traceback
+    worker.terminate()
+    worker.wait(20)
+    if not jobs.is_redis:
+        return  # a replay goes through the process's own broker, which is Redis here
+    dead_letters.replay(letter, by="ada")
+    with pytest.raises(AlreadyReplayed):
+        dead_letters.replay(letter, by="bob")
+    letter.refresh_from_db()
+    assert (letter.replayed_by, letter.replayed_at is not None) == ("ada", True)
+    assert jobs.state().waiting == 1
+
+
+def test_replay_of_a_job_that_was_done_meanwhile_is_refused() -> None:
+    message: Any = dramatiq.MessageProxy(actors.welcome.message("ada"))
+    message.stuff_exception(RuntimeError("as told"))
+    dead_letters.record(message)
+    actors.welcome("ada")
+    letter = DeadLetter.objects.get()
+    with pytest.raises(AlreadyDone):
+        dead_letters.replay(letter, by="ada")
+    assert letter.replayed_at is None
+
+
+def test_replay_that_the_broker_refuses_leaves_the_letter_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    dead_letters.record(dramatiq.MessageProxy(actors.plain.message("ada")))
+
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise ConnectionError("as told")
+
+    monkeypatch.setattr(dramatiq.get_broker(), "enqueue", fail)
+    with pytest.raises(ConnectionError):
+        dead_letters.replay(DeadLetter.objects.get(), by="ada")
+    monkeypatch.undo()
+    dead_letters.replay(DeadLetter.objects.get(), by="ada")
+
+
+def test_message_of_an_actor_that_nobody_knows_is_kept(jobs: Jobs) -> None:
+    """D6: a job for a newer version of the code must not vanish in an older worker."""
+    unknown = dramatiq.Message(queue_name=QUEUE, actor_name="from_tomorrow", args=(1, "\x00"), kwargs={}, options={})
+    jobs.broker.enqueue(unknown)
+    jobs.start(1, 1)
+    letter = wait_until(DeadLetter.objects.first, 40)
+    assert letter.actor == "from_tomorrow"
+    assert "ActorNotFound" in letter.reason
