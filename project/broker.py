@@ -24,6 +24,8 @@ from project.redis_broker import Presence, ServerTimeRedisBroker
 # A worker that has said nothing for this long is dead or frozen, and its messages go to others. It speaks three times
 # as often.
 HEARTBEAT_TIMEOUT = timedelta(seconds=15)
+# How much longer than a lease may last, at the most, a job may run.
+TIME_LIMIT_MARGIN = timedelta(minutes=5)
 # Which commands out of a million look for dead workers. An idle worker sends about 1.3 commands a second per queue: at
 # the library's 0.1 % a lone worker would look once in ten minutes, at 10 % it looks every few seconds.
 MAINTENANCE_CHANCE = 100_000
@@ -63,7 +65,7 @@ def _middleware(max_hold: timedelta) -> list[Middleware]:
         DatabaseConnections(),
         CurrentMessage(),
         # The lease ends a job that runs too long; this is for what hangs all the same.
-        TimeLimit(time_limit=(max_hold + timedelta(minutes=5)).total_seconds() * 1000),
+        TimeLimit(time_limit=(max_hold + TIME_LIMIT_MARGIN).total_seconds() * 1000),
         # Inside the three above, so that their `after` hooks see what became of the message.
         KeptRetries(max_retries=10, min_backoff=1_000, max_backoff=300_000),
         DeadLetters(),

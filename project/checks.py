@@ -1,12 +1,15 @@
 """What can be seen of this deployment before it runs."""
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
+from urllib.parse import urlsplit
 
 from django.apps import AppConfig
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, register
 
+from project.broker import TIME_LIMIT_MARGIN
 from project.devservices.checkout import Checkout
 
 
@@ -24,4 +27,25 @@ def development_servers_run(app_configs: Sequence[AppConfig] | None, **kwargs: A
         )
         for name in settings.DEVSERVICES
         if name not in running
+    ]
+
+
+@register()
+def rabbitmq_waits_for_long_jobs(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+    """Find a RabbitMQ that takes messages away from jobs whose lease still lasts (project.E002)."""
+    if urlsplit(settings.BROKER_URL).scheme not in ("amqp", "amqps"):
+        return []
+    limit = settings.LEASES_MAX_HOLD + TIME_LIMIT_MARGIN
+    if limit < settings.BROKER_CONSUMER_TIMEOUT:
+        return []
+    needed = round((limit + timedelta(minutes=5)).total_seconds())
+    return [
+        Error(
+            f"RabbitMQ gives a message to another worker after its consumer_timeout, which is "
+            f"{settings.BROKER_CONSUMER_TIMEOUT} (BROKER_CONSUMER_TIMEOUT_SECONDS), and a job may run for {limit} "
+            "(LEASES_MAX_HOLD and a margin).",
+            hint=f"Put `consumer_timeout = {needed * 1000}` (milliseconds) into rabbitmq.conf and restart RabbitMQ, "
+            f"then set BROKER_CONSUMER_TIMEOUT_SECONDS={needed}; or lower LEASES_MAX_HOLD_SECONDS.",
+            id="project.E002",
+        )
     ]

@@ -126,6 +126,8 @@ REDIS_URL = required(
     development.get("REDIS_URL", "redis://127.0.0.1:1/0"),
 )
 BROKER_URL = env.str("BROKER_URL", default=REDIS_URL)
+# RabbitMQ does not tell, so it is told here; 30 minutes is what it comes with.
+BROKER_CONSUMER_TIMEOUT = seconds("BROKER_CONSUMER_TIMEOUT_SECONDS", 1800.0)
 LEASES_REDIS_URL = env.str("LEASES_REDIS_URL", default=REDIS_URL)
 for name, url in (("REDIS_URL", REDIS_URL), ("LEASES_REDIS_URL", LEASES_REDIS_URL)):
     if urlsplit(url).scheme not in ("redis", "rediss", "unix"):

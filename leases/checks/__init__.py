@@ -4,8 +4,8 @@
 `check --deploy` those that ask Redis; `manage.py leases doctor` all of them. All have the tag `leases`.
 """
 
-from leases.checks import databases, fenced_models, redis_server, settings
+from leases.checks import databases, fenced_models, jobs, redis_server, settings
 
-__all__ = ["databases", "fenced_models", "redis_server", "settings"]
+__all__ = ["databases", "fenced_models", "jobs", "redis_server", "settings"]
 
 TAG = "leases"

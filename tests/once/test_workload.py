@@ -2,6 +2,7 @@
 
 import json
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,10 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
+def only_letter() -> DeadLetter | None:
+    return DeadLetter.objects.first()
+
+
 def test_depth_age_and_suggestion_follow_the_work(jobs: Jobs) -> None:
     assert (jobs.state().waiting, jobs.state().oldest_age_s, jobs.state().suggested_workers) == (0, 0.0, 1)
     for number in range(40):
@@ -31,7 +36,7 @@ def test_depth_age_and_suggestion_follow_the_work(jobs: Jobs) -> None:
     assert state.delayed == 1
     assert state.oldest_age_s is not None
     assert state.oldest_age_s > 1
-    per_second = workload.measure(broker=jobs.broker, queues=[QUEUE], drain_within=workload.timedelta(seconds=4))[0]
+    per_second = workload.measure(broker=jobs.broker, queues=[QUEUE], drain_within=timedelta(seconds=4))[0]
     assert per_second.suggested_workers == 10  # 40 jobs that are taken for one second each
 
 
@@ -83,7 +88,8 @@ def test_job_that_fails_for_good_is_kept_with_its_reason_and_replayed_once(jobs:
     """D14, log 32: dead letters are deleted unseen after a week."""
     jobs.send(actors.charge, "bob", "before")
     worker = jobs.start(1, 2)
-    letter = wait_until(DeadLetter.objects.first, 60)
+    letter = wait_until(only_letter, 60)
+    assert letter
     assert (letter.actor, letter.queue, letter.args, letter.key) == ("charge", QUEUE, ["bob", "before"], "charge:bob")
     assert letter.reason == "NothingDone: refused"
     assert "Traceback" in letter.traceback
@@ -125,9 +131,12 @@ def test_replay_that_the_broker_refuses_leaves_the_letter_as_it_was(monkeypatch:
 
 def test_message_of_an_actor_that_nobody_knows_is_kept(jobs: Jobs) -> None:
     """D6: a job for a newer version of the code must not vanish in an older worker."""
-    unknown = dramatiq.Message(queue_name=QUEUE, actor_name="from_tomorrow", args=(1, "\x00"), kwargs={}, options={})
+    unknown: dramatiq.Message[Any] = dramatiq.Message(
+        queue_name=QUEUE, actor_name="from_tomorrow", args=(1, "\x00"), kwargs={}, options={}
+    )
     jobs.broker.enqueue(unknown)
     jobs.start(1, 1)
-    letter = wait_until(DeadLetter.objects.first, 40)
+    letter = wait_until(only_letter, 40)
+    assert letter
     assert letter.actor == "from_tomorrow"
     assert "ActorNotFound" in letter.reason

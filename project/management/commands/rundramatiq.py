@@ -31,6 +31,13 @@ class Command(BaseCommand):
         parser.add_argument("--threads", type=positive, default=4, help="threads in each (default: %(default)s)")
         parser.add_argument("--queues", nargs="+", metavar="QUEUE", help="only these queues (default: all)")
         parser.add_argument(
+            "--prefetch",
+            type=positive,
+            metavar="N",
+            help="messages a process holds, begun or not (default: twice its threads). With jobs of minutes give the "
+            "number of threads, so that no message waits in a busy or frozen process while another is idle",
+        )
+        parser.add_argument(
             "--shutdown-timeout",
             type=positive,
             metavar="SECONDS",
@@ -51,6 +58,8 @@ class Command(BaseCommand):
         # fmt: on
         if options["queues"]:
             command += ["--queues", *options["queues"]]
+        if options["prefetch"]:
+            os.environ["dramatiq_queue_prefetch"] = str(options["prefetch"])  # noqa: SIM112 - as Dramatiq spells it
         if options["verbosity"] > 1:
             command.append("--verbose")
         self.stdout.flush()
