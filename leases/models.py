@@ -70,6 +70,15 @@ class LeaseRecord(models.Model):
         indexes = [
             models.Index(fields=["resource"], condition=models.Q(ended_at__isnull=True), name="leases_record_unended"),
             models.Index(fields=["acquired_at"], name="leases_record_acquired"),
+            # For people: what has not ended by age, and the few among millions that did not end well.
+            models.Index(
+                fields=["acquired_at"], condition=models.Q(ended_at__isnull=True), name="leases_record_unended_age"
+            ),
+            models.Index(
+                fields=["end", "acquired_at"],
+                condition=models.Q(end__in=["lost", "expired", "broken"]),
+                name="leases_record_badly_ended",
+            ),
         ]
 
     def __str__(self) -> str:

@@ -41,8 +41,10 @@ _HEADROOM_EVERY_S = 300.0
 #: Keys asked for in one round trip.
 _BATCH = 500
 
-_UNENDED = """
-SELECT id, resource, token, holder, ttl_ms, host, pid, process_started FROM leases_leaserecord WHERE ended_at IS NULL
+_UNENDED = "SELECT id FROM leases_leaserecord WHERE ended_at IS NULL"
+_RECORDS = """
+SELECT id, resource, token, holder, ttl_ms, host, pid, process_started FROM leases_leaserecord
+ WHERE id = ANY(%s) AND ended_at IS NULL
 """
 
 
@@ -85,13 +87,14 @@ class Watcher:
         """
         fence.reopen_if_closed(self.using)
         incidents.check_memory(self.using)
-        records = self._unended()
-        self._ask_at = {r.id: self._ask_at[r.id] for r in records if r.id in self._ask_at}
+        unended = self._unended()
+        self._ask_at = {pk: self._ask_at[pk] for pk in unended if pk in self._ask_at}
         self._unsure &= self._ask_at.keys()
-        due = [record for record in records if self._ask_at.get(record.id, 0.0) <= boottime()]
+        now = boottime()
+        due = [pk for pk in unended if self._ask_at.get(pk, 0.0) <= now]
         suspects: list[Record] = []
         for start in range(0, len(due), _BATCH):
-            suspects += self._compare(due[start : start + _BATCH])
+            suspects += self._compare(self._records(due[start : start + _BATCH]))
         for record in suspects:
             self._accuse(record)
         return len(suspects)
@@ -143,9 +146,14 @@ class Watcher:
             else:
                 yield record
 
-    def _unended(self) -> list[Record]:
+    def _unended(self) -> list[int]:
         with connections[self.using].cursor() as cursor:
             cursor.execute(_UNENDED)
+            return [pk for (pk,) in cursor.fetchall()]
+
+    def _records(self, pks: Sequence[int]) -> list[Record]:
+        with connections[self.using].cursor() as cursor:
+            cursor.execute(_RECORDS, [list(pks)])
             rows = cursor.fetchall()
         return [
             Record(pk, resource, token, holder, ttl_ms, ProcessIdentity(host, pid, started))

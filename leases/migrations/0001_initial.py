@@ -101,7 +101,7 @@ class Migration(migrations.Migration):
             options={
                 'verbose_name': 'lease record',
                 'permissions': [('break_lease', 'Can break a lease')],
-                'indexes': [models.Index(condition=models.Q(('ended_at__isnull', True)), fields=['resource'], name='leases_record_unended'), models.Index(fields=['acquired_at'], name='leases_record_acquired')],
+                'indexes': [models.Index(condition=models.Q(('ended_at__isnull', True)), fields=['resource'], name='leases_record_unended'), models.Index(fields=['acquired_at'], name='leases_record_acquired'), models.Index(condition=models.Q(('ended_at__isnull', True)), fields=['acquired_at'], name='leases_record_unended_age'), models.Index(condition=models.Q(('end__in', ['lost', 'expired', 'broken'])), fields=['end', 'acquired_at'], name='leases_record_badly_ended')],
                 'constraints': [models.UniqueConstraint(fields=('resource', 'token'), name='leases_record_once_per_token', opclasses=['varchar_pattern_ops', 'int8_ops']), models.CheckConstraint(condition=models.Q(models.Q(('end', ''), ('ended_at__isnull', True)), models.Q(('ended_at__isnull', False), models.Q(('end', ''), _negated=True)), _connector='OR'), name='leases_record_end_and_time_together')],
             },
         ),

@@ -11,7 +11,7 @@ from django.test import Client
 from django.urls import reverse
 
 from leases import hold, keys
-from leases.inspecting import COUNTED
+from leases.inspecting import COUNTED, SteppingQuerySet
 from leases.models import Fence, HeldLease, Incident, Intervention, LeaseRecord
 from leases.resources import key_of
 from tests.leases.conftest import steal
@@ -246,3 +246,25 @@ def test_headroom_page_says_what_to_do(client: Client) -> None:
     shown = client.get(reverse("admin:leases_headroom")).content.decode()
     assert "Make the ttl of customer leases at least" in shown
     assert clerk("view_fence").get(reverse("admin:leases_headroom")).status_code == 403
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin", "Pacific/Auckland"])
+@pytest.mark.parametrize("kind", ["year", "month", "day"])
+def test_dates_of_the_hierarchy_are_those_that_django_finds(kind: Any, zone: str, settings: Any) -> None:
+    settings.TIME_ZONE = zone
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO leases_leaserecord (resource, token, holder, ttl_ms, host, pid, process_started, thread, "
+            "acquired_at, \"end\") SELECT 'c', n, '', 1, '', 1, '', '', "
+            "timestamptz '2024-12-28 23:30Z' + n * n * n * interval '7 minutes', '' FROM generate_series(1, 60) AS n"
+        )
+    stepping = SteppingQuerySet(model=LeaseRecord).datetimes("acquired_at", kind)
+    assert stepping == list(LeaseRecord.objects.datetimes("acquired_at", kind))
+    assert len(stepping) > 1
+
+
+def test_hierarchy_leads_from_year_to_day(client: Client) -> None:
+    one_of_each()
+    assert client.get(page("incident"), {"seen_at__year": 2026, "seen_at__month": 5}).status_code == 200
+    shown = client.get(page("incident"), {"seen_at__year": 2026, "seen_at__month": 5, "seen_at__day": 1})
+    assert [row.resource for row in shown.context["cl"].result_list] == ["customer:2"]

@@ -98,7 +98,7 @@ def test_release_between_the_look_at_redis_and_the_word_is_no_incident(frozen_ke
     """A watcher that was frozen between the two speaks of what it saw long ago."""
     watcher = Watcher()
     with hold("customer:1"):
-        [record] = watcher._unended()
+        [record] = watcher._records(watcher._unended())
     watcher._accuse(record)
     assert not Incident.objects.exists()
     assert LeaseRecord.objects.get().end == LeaseRecord.End.RELEASED
