@@ -53,7 +53,7 @@ def publish(key: str = "k", **content: Any) -> Message:
 
 
 def test_actor_is_enqueued_after_the_commit_only(server: PrivateRedis, drain: Drain) -> None:
-    # outbox B76
+    # outbox C76
     with transaction.atomic():
         outbox.publish("job", {"actor": "remind", "args": [41]}, dedupe_key="rolled back")
         transaction.set_rollback(True)
