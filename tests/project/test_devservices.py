@@ -16,9 +16,9 @@ import pytest
 import redis
 
 from project.devservices.accounts import make_private_folder, postgres_account
-from project.devservices.binaries import PostgresBinaries, find_postgres
+from project.devservices.binaries import PostgresBinaries, find_postgres, find_valkey
 from project.devservices.checkout import Checkout
-from project.devservices.errors import WrongVersion
+from project.devservices.errors import BinariesMissing, WrongVersion
 from project.devservices.processes import began
 from tests.project.checkouts import CheckoutCopy
 from tests.waiting import wait_until
@@ -216,6 +216,31 @@ def test_other_major_version_is_refused(checkout: CheckoutCopy) -> None:
     (checkout.home("postgres") / "data" / "PG_VERSION").write_text("9\n")
     with pytest.raises(WrongVersion, match="down --purge"):
         checkout.up()
+
+
+def test_machines_own_servers_are_used_where_no_wheel_is_installed(
+    checkout: CheckoutCopy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("project.devservices.binaries._installed_at", lambda package: None)
+    try:
+        postgres, valkey = find_postgres(), find_valkey()
+    except BinariesMissing:
+        pytest.skip("this machine has no servers of its own")
+    assert postgres.wheel is None
+    checkout.up()
+    with redis.Redis.from_url(checkout.urls()["valkey"]) as client:
+        assert client.info("server")["executable"] == str(valkey)
+    with psycopg.connect(checkout.urls()["postgres"]) as connection:
+        row = connection.execute("SHOW server_version").fetchone()
+    assert row
+    assert row[0].split()[0] in subprocess.check_output([postgres.postgres, "--version"], text=True)
+
+
+def test_missing_servers_are_named_with_what_brings_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("project.devservices.binaries._installed_at", lambda package: None)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    with pytest.raises(BinariesMissing, match="brings Valkey, or set REDIS_URL"):
+        find_valkey()
 
 
 @as_root
