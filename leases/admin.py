@@ -14,6 +14,7 @@ from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path
 
+from leases import job_admin  # noqa: F401 - registers its pages
 from leases.breaking import break_lease
 from leases.errors import LeaseError
 from leases.headroom import BUCKETS, measure

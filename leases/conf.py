@@ -1,6 +1,6 @@
 """The app's settings: read when used, so that `override_settings` works and importing never needs them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -39,6 +39,8 @@ class Settings:
     SCHEDULE: Mapping[str, Mapping[str, Any]] = {}
     #: A slot that is taken up later than this was missed.
     SCHEDULE_GRACE: timedelta = timedelta(minutes=1)
+    #: Functions that enqueue again what the broker lost: dotted names; see leases.rescuing.
+    RESCUERS: Sequence[str] = ()
     #: How long `send_once()` takes a key for pending; after it, an enqueue that the broker lost is made again.
     PENDING_TTL: timedelta = timedelta(minutes=10)
 

@@ -7,7 +7,6 @@ its reason, until a person replays it or throws it away.
 import json
 import logging
 import traceback
-from datetime import timedelta
 from typing import Any
 
 import dramatiq
@@ -116,21 +115,6 @@ def message_of(letter: DeadLetter) -> "dramatiq.Message[Any]":
         options={name: value for name, value in letter.options.items() if name not in _TRACES},
         message_id=letter.message_id,
     )
-
-
-def prune(older_than: timedelta, *, batch: int = 1000) -> int:
-    """Delete letters that were replayed longer ago than that; return how many."""
-    deleted = 0
-    with connections[router.db_for_write(DeadLetter)].cursor() as cursor:
-        while True:
-            cursor.execute(
-                "DELETE FROM leases_deadletter WHERE id = ANY(ARRAY(SELECT id FROM leases_deadletter"
-                " WHERE replayed_at < clock_timestamp() - %s::interval LIMIT %s FOR UPDATE SKIP LOCKED))",
-                [f"{older_than.total_seconds()} s", batch],
-            )
-            deleted += int(cursor.rowcount)
-            if cursor.rowcount < batch:
-                return deleted
 
 
 def _json(value: Any) -> str:

@@ -43,6 +43,7 @@ class Receipt(models.Model):
                 name="leases_receipt_asked_again",
             ),
         ]
+        permissions = [("reopen_receipt", "Can open keys again")]
 
     def __str__(self) -> str:
         return self.key
@@ -104,6 +105,7 @@ class DeadLetter(models.Model):
             models.Index(fields=["died_at"], name="leases_deadletter_died"),
             models.Index(fields=["queue"], condition=models.Q(replayed_at__isnull=True), name="leases_deadletter_open"),
         ]
+        permissions = [("replay_deadletter", "Can replay dead letters")]
 
     def __str__(self) -> str:
         return f"{self.actor} {self.message_id}"
@@ -130,3 +132,16 @@ class Slot(models.Model):
 
     def __str__(self) -> str:
         return f"{self.schedule} at {self.due_at}"
+
+
+class Queue(models.Model):
+    """A queue of the broker, shown in the admin; it has no table."""
+
+    name = models.CharField(max_length=255, primary_key=True)
+
+    class Meta:
+        managed = False
+        default_permissions = ("view",)
+
+    def __str__(self) -> str:
+        return self.name

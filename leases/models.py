@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from django.db import models
 
 from leases.job_models import DeadLetter as DeadLetter
+from leases.job_models import Queue as Queue
 from leases.job_models import Receipt as Receipt
 from leases.job_models import Reopening as Reopening
 from leases.job_models import Slot as Slot

@@ -9,13 +9,16 @@ from leases.cli.breaking import Break
 from leases.cli.doctor import Doctor
 from leases.cli.failover import AfterFailover
 from leases.cli.headroom import HeadroomVerb
+from leases.cli.jobs import PruneJobs, Reopen
 from leases.cli.listing import Ls, Show
 from leases.cli.pruning import Prune
+from leases.cli.rescuing import Rescue
 from leases.cli.verb import Verb
 from leases.cli.watching import Watch
 
 VERBS: dict[str, type[Verb]] = {
-    verb.name: verb for verb in (Ls, Show, Break, Watch, HeadroomVerb, Doctor, Prune, AfterFailover)
+    verb.name: verb
+    for verb in (Ls, Show, Break, Watch, HeadroomVerb, Doctor, Prune, AfterFailover, Rescue, Reopen, PruneJobs)
 }
 EXIT_CODES = """
 exit codes:

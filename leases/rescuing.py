@@ -1,0 +1,53 @@
+"""Finding work that the broker lost: each project names its own.
+
+A broker is a hint. What a database says is to be done, and no message stands for any more, only that database's owner
+can find. So a project names functions that do:
+
+    LEASES_RESCUERS = ["shop.rescuing.unsent_orders"]
+
+    def unsent_orders() -> int:
+        '''Enqueue again every order that waits although no job is under way; return how many.'''
+        late = Order.objects.filter(state="paid", updated_at__lt=Now() - timedelta(minutes=2))[:1000]
+        live = leases.live(f"order:{order.pk}" for order in late)
+        lost = [order for order in late if f"order:{order.pk}" not in live]
+        for order in lost:
+            ship.send(order.pk)
+        return len(lost)
+
+Three rules. Ask the row's state and the lease, never how long a job may take. Let a message too many be harmless: the
+job is @once, or looks at the state itself. Enqueue with `send()`: `send_once()` would take the lost one for pending.
+"""
+
+import logging
+from collections.abc import Callable
+
+from django.utils.module_loading import import_string
+
+from leases.conf import conf
+
+logger = logging.getLogger("leases")
+
+
+def rescue() -> dict[str, int | None]:
+    """Call every function in LEASES_RESCUERS; return how many messages each enqueued, None for one that failed.
+
+    An error in one is logged and stops no other; it is called again in the next pass.
+    """
+    rescued: dict[str, int | None] = {}
+    for name in conf.RESCUERS:
+        try:
+            function: Callable[[], int] = import_string(name)
+            count = function()
+        except Exception:
+            logger.exception("The rescuer %s failed; it is called again in the next pass.", name)
+            rescued[name] = None
+            continue
+        rescued[name] = count
+        if count:
+            logger.warning(
+                "%s enqueued %d jobs again.",
+                name,
+                count,
+                extra={"event": "jobs.rescued", "rescuer": name, "count": count},
+            )
+    return rescued
