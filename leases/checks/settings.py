@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
+from django.apps import apps
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register
 from django_redis import get_redis_connection
@@ -121,6 +122,20 @@ def atomic_requests(**kwargs: Any) -> list[CheckMessage]:
         )
         for alias, options in settings.DATABASES.items()
         if options.get("ATOMIC_REQUESTS")
+    ]
+
+
+@register("leases")
+def trigger_app(**kwargs: Any) -> list[CheckMessage]:
+    """Check that the app is there which puts the triggers of fenced models into migrations."""
+    if apps.is_installed("pgtrigger"):
+        return []
+    return [
+        Error(
+            "pgtrigger is not among INSTALLED_APPS: makemigrations leaves out the triggers of fenced models.",
+            hint='Add "pgtrigger" to INSTALLED_APPS before "leases", then type: manage.py makemigrations',
+            id="leases.E017",
+        )
     ]
 
 
