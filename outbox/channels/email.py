@@ -58,8 +58,11 @@ class EmailChannel(Channel):
 
     @property
     def send_timeout(self) -> timedelta:
-        """As long as the mail server may be silent at one step."""
-        timeout = getattr(self._backend or self._connection(), "timeout", None)
+        """As long as the mail server may be silent at one step; other backends do not say how long they take."""
+        backend = self._backend or self._connection()
+        timeout = getattr(backend, "timeout", None)
+        if timeout is None and not speaks_plain_smtp(backend):
+            return super().send_timeout
         return timedelta(seconds=timeout or DEFAULT_TIMEOUT_SECONDS)
 
     @property
