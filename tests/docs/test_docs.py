@@ -21,7 +21,7 @@ APPS = ("leases", "outbox", "billing", "project")
 EVERY_DOCUMENT = pytest.mark.parametrize("doc", documents(), ids=str)
 
 _TEST = re.compile(r"\btest_\w+\b")
-_COMMAND = re.compile(r"manage\.py ([a-z_]+)((?: +[^\s`|]+)*)")
+_COMMAND = re.compile(r"manage\.py ([a-z_]+)((?: +[^\s`|#]+)*)")
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
 
 
@@ -189,7 +189,7 @@ def test_commands_are_typed_as_they_exist(doc: Document) -> None:
             wrong = set(_OPTION.findall(rest)) - options_of(ours[name])
             assert not wrong, f"{name} {rest}"
             verbs = verbs_of(ours[name])
-            words = [word for word in rest.split() if re.fullmatch(r"[a-z_]+", word)]
+            words = [word for word in rest.split() if re.fullmatch(r"[a-z_-]+", word)]
             assert not verbs or not words or words[0] in verbs, f"{name} {rest}"
 
 
