@@ -1,13 +1,12 @@
 """The processes of the demonstration: started for it, and gone with it."""
 
-import ctypes
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -35,7 +34,7 @@ class Cast:
         """Start a command without waiting for it; its output goes to `name`.log."""
         with self.log(name).open("wb") as file:
             self._running[name] = subprocess.Popen(  # noqa: S603 - our own words
-                [sys.executable, "manage.py", *words],
+                end_with_parent([sys.executable, "manage.py", *words]),
                 cwd=self._base,
                 env={**os.environ, **env, "PYTHONUNBUFFERED": "1"},
                 stdin=subprocess.DEVNULL,
@@ -43,7 +42,6 @@ class Cast:
                 stderr=subprocess.STDOUT,
                 # Ctrl-C is for the demonstration, which then stops them in order.
                 start_new_session=True,
-                preexec_fn=end_with_parent if sys.platform == "linux" else None,
             )
 
     def wait_for(self, name: str, pattern: str) -> str:
@@ -78,6 +76,13 @@ class Cast:
                 process.wait()
 
 
-def end_with_parent() -> None:
-    """Have the kernel stop this process when the demonstration is killed and cannot do it itself."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+def end_with_parent(command: Sequence[str]) -> list[str]:
+    """Return a command that runs `command` and has the kernel stop it when this process is killed.
+
+    Not a preexec_fn: the fork that takes runs hooks of logging's, and a Ctrl-C that falls into one of them is swallowed
+    and leaves logging locked.
+    """
+    if sys.platform != "linux":
+        return list(command)
+    first = f"import ctypes, os, sys; ctypes.CDLL(None).prctl({PR_SET_PDEATHSIG}, {signal.SIGTERM.value}); "
+    return [sys.executable, "-c", first + "os.execv(sys.argv[1], sys.argv[1:])", *command]

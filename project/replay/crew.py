@@ -92,15 +92,15 @@ class Crew:
 
     def _start(self, number: int) -> "subprocess.Popen[bytes]":
         with self.log(number).open("ab") as log:
+            words = [sys.executable, "-m", "project.replay.worker", str(number), self._queue, str(self._events)]
             return subprocess.Popen(  # noqa: S603 - our own words
-                [sys.executable, "-m", "project.replay.worker", str(number), self._queue, str(self._events)],
+                end_with_parent(words),
                 cwd=self._base,
                 env={**os.environ, **self._environment, "PYTHONUNBUFFERED": "1"},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=end_with_parent if sys.platform == "linux" else None,
             )
 
     @property

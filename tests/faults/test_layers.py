@@ -89,6 +89,8 @@ def test_six_callers_meet_the_constraint_and_all_get_the_one_invoice(
         outcomes = sorted(caller.end().get("outcome", "failed") for caller in callers)
     assert outcomes == ["already_invoiced"] * (CALLERS - 1) + ["issued"]
     assert found(customer.pk) == billed_once()
+    if together_from == "invoice.rated":  # it was the constraint, not the claim of the usage that comes after it
+        assert not any("rate it again" in caller.process.output() for caller in callers)
 
 
 def test_stale_holder_meets_the_fence_where_nothing_else_would_stop_it(

@@ -5,10 +5,16 @@ from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
+import psutil
+from django.conf import settings
+from django.db import connection
+
 from project.replay import report
 from project.replay.counting import Counts
+from project.replay.stage import Stage
 from project.replay.timeline import Cause
 from tests.servers.processes import Processes
+from tests.waiting import wait_until
 
 GOOD = Counts(
     customers=10,
@@ -40,6 +46,21 @@ def test_short_replay_hurts_the_naive_lock_and_nobody_else(processes: Processes,
     assert (ours["twice"], ours["more"]) == (dict.fromkeys(ours["twice"], 0), dict.fromkeys(ours["more"], 0))
     picture = ElementTree.fromstring(Path(result["plot"]).read_text())  # noqa: S314 - our own file
     assert picture.tag.endswith("svg")
+
+
+def test_interrupted_replay_leaves_nothing_behind(processes: Processes, tmp_path: Path) -> None:
+    folder = tmp_path / "replay"
+    replay = processes.start("replay", "--customers", 12, "--workers", 2, "--out", folder)
+    replay.wait_for_line("naive lock: 2 workers", 120)
+    wait_until((folder / "naive" / "events.jsonl").exists, 120)
+    replay.interrupt()
+    assert replay.wait(60) == 130, replay.output()
+    assert "everything the replay started is stopped" in replay.output()
+    assert not [process for process in psutil.process_iter(["cmdline"]) if str(folder) in str(process.info["cmdline"])]
+    made = Stage(settings.BASE_DIR, folder, settings.DATABASE_URL).database_url.rpartition("/")[2]
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM pg_database WHERE datname = %s", [made])
+        assert cursor.fetchone() == (0,)
 
 
 def test_each_broken_promise_is_named() -> None:

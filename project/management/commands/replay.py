@@ -10,6 +10,7 @@ import time
 from argparse import RawDescriptionHelpFormatter
 from contextlib import ExitStack
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from django.conf import settings
@@ -47,6 +48,7 @@ exit codes: 0 all as promised; 1 something could not be started; 4 the protected
 class Command(BaseCommand):
     help = "Replays the incident: a naive lock and Invoice Once side by side, under the same faults."
     requires_system_checks = []  # they ask for the servers that this command starts
+    interrupted = False
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.formatter_class = RawDescriptionHelpFormatter
@@ -64,7 +66,8 @@ class Command(BaseCommand):
             raise CommandError("A replay needs at least one customer and two workers.")
         self.as_json: bool = options["json"]
         logging.getLogger().setLevel(logging.WARNING)
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self.interrupt)
         self.start_servers()
         folder: Path = options["out"] or settings.BASE_DIR / ".local" / "replay"
         folder.mkdir(parents=True, exist_ok=True)
@@ -89,6 +92,11 @@ class Command(BaseCommand):
         if not set(settings.DEVSERVICES) <= running:
             call_command("devservices", "up", stdout=self.stderr)
             os.execv(sys.executable, [sys.executable, *sys.argv])  # noqa: S606 - ourselves
+
+    def interrupt(self, number: int, frame: FrameType | None) -> None:
+        """Note it, and raise; where that is swallowed, in a callback of the interpreter's, the note counts."""
+        self.interrupted = True
+        raise KeyboardInterrupt
 
     def be_alone(self, stack: ExitStack, path: Path) -> None:
         """Let one replay at a time use a folder."""
@@ -146,6 +154,8 @@ class ProgressLine:
         self._shown_at = 0.0
 
     def show(self, now: Progress) -> None:
+        if self._command.interrupted:
+            raise KeyboardInterrupt
         text = (
             f"  {now.seconds:3.0f} s  {now.invoiced} of {self._customers} customers invoiced, "
             f"{now.freezes} freezes, {now.kills} kills"
