@@ -58,10 +58,10 @@ class Statements:
         rows = self._rows("claim", {"channel": channel, "limit": limit, "ttl": ttl, "drainer": drainer})
         if not rows:
             return None
-        rows.sort(key=lambda row: (row[4], row[1]))
+        rows.sort(key=lambda row: (-row[4], row[1]))
         seconds = ttl.total_seconds() * (1 - MARGIN)
-        held = [Held(id, dedupe_key, json.loads(payload)) for _, id, dedupe_key, payload, _, _ in rows]
-        metrics.claimed(channel, (row[5] for row in rows))
+        held = [Held(id, dedupe_key, json.loads(payload)) for _, id, dedupe_key, payload, _ in rows]
+        metrics.claimed(channel, oldest_lag_s=rows[0][4])
         return Claim(rows[0][0], Deadline.after(seconds, start), held)
 
     def intend(self, claim: int, ids: Iterable[int]) -> dict[int, int]:

@@ -15,12 +15,13 @@ from datetime import timedelta
 
 from django.db import InterfaceError, OperationalError, connections
 
-from outbox import channels, forgetting, metrics
+from outbox import channels, forgetting, metrics, signals
 from outbox.channels.base import boottime
 from outbox.claims import Statements, Swept
 from outbox.errors import DatabaseForgot
 from outbox.inspection import status
 from outbox.lane import Lane, Pace
+from outbox.models import Message
 from outbox.senders import Answered
 from outbox.wakeup import Listener
 
@@ -218,7 +219,7 @@ class Drainer:
         for swept in self._statements.sweep(self._all_channels):
             self.report.tally["swept"] += 1
             metrics.swept(swept.channel)
-            log_swept(swept)
+            tell_swept(swept, self._using)
             if swept.state == "pending" and swept.channel in self._by_name:
                 self._by_name[swept.channel].wake()
         seconds = min(5.0, self._claim_ttl.total_seconds() / 4)
@@ -246,11 +247,20 @@ class Drainer:
         return True
 
 
-def log_swept(swept: Swept) -> None:
+def tell_swept(swept: Swept, using: str) -> None:
     """Say what was taken from whom; loudly, when a person has to look at it."""
     parked = swept.state in ("in_doubt", "dead")
     if parked:
         metrics.parked(swept.channel, swept.state)
+        signals.parked.send_robust(
+            sender=Message,
+            message_id=swept.id,
+            channel=swept.channel,
+            dedupe_key=swept.dedupe_key,
+            state=swept.state,
+            reason="it was held too long, or may not be sent any more",
+            using=using,
+        )
     logger.log(
         logging.ERROR if parked else logging.WARNING,
         "%s was held too long or may not be sent any more; now %s",

@@ -7,9 +7,10 @@ from datetime import timedelta
 
 from django.db import DataError, IntegrityError
 
-from outbox import metrics, retries
+from outbox import metrics, retries, signals
 from outbox.channels.base import Answer, Channel, Outcome
 from outbox.claims import Statements
+from outbox.models import Message
 from outbox.senders import Answered
 
 logger = logging.getLogger("outbox.drain")
@@ -89,6 +90,15 @@ class Marks:
         self._tally["retried" if state == "pending" else state] += 1
         if state != "pending":
             metrics.parked(self._channel.name, state)
+            signals.parked.send_robust(
+                sender=Message,
+                message_id=parcel.id,
+                channel=self._channel.name,
+                dedupe_key=parcel.dedupe_key,
+                state=state,
+                reason=answer.detail,
+                using=self._statements.using,
+            )
         logger.log(
             logging.INFO if state == "pending" else logging.ERROR,
             "%s: %s, now %s: %s",

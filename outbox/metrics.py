@@ -4,7 +4,7 @@
 |----------------------------------|------------------|--------------------------------------------------------------|
 | `outbox_outcomes_total`          | channel, outcome | attempts by what became of them, as `Outcome` names them     |
 | `outbox_send_seconds`            | channel          | one attempt to hand over                                     |
-| `outbox_lag_seconds`             | channel          | from due to claimed                                          |
+| `outbox_lag_seconds`             | channel          | from due to claimed, of the oldest in each batch             |
 | `outbox_parked_total`            | channel, state   | messages that came to wait for a person: in_doubt, dead      |
 | `outbox_swept_total`             | channel          | messages taken from a drainer that held them too long        |
 | `outbox_too_late_total`          | channel          | outcomes known after a newer claim or a decision             |
@@ -37,7 +37,8 @@ The steps of the protocol are log lines of the logger `outbox`, each with `extra
 | `outbox.put_right`       | WARNING  | a person accepted the database as it is (`parked`)                         |
 """
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from outbox.inspection import ChannelStatus
@@ -90,14 +91,15 @@ else:
     _oldest_in_doubt = Gauge("outbox_oldest_in_doubt_seconds", "Age of the oldest message in doubt.", ["channel"])
 
 
-def claimed(channel: str, lags_s: Iterable[float]) -> None:
-    if available:
-        for lag in lags_s:
-            _lag.labels(channel).observe(max(0.0, lag))
+def claimed(channel: str, *, oldest_lag_s: float) -> None:
+    _lag.labels(channel).observe(max(0.0, oldest_lag_s))
 
 
-def sent(channel: str, *, seconds: float) -> None:
-    _send.labels(channel).observe(seconds)
+@functools.cache
+def send_timer(channel: str) -> Callable[[float], None]:
+    """What takes the seconds of one send; looked up once, since it is called for every message."""
+    observe: Callable[[float], None] = _send.labels(channel).observe
+    return observe
 
 
 def outcome(channel: str, outcome: str, count: int = 1) -> None:

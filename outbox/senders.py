@@ -84,7 +84,7 @@ def send(channel: Channel, parcel: Parcel) -> Answer:
         logger.exception("channel %s failed at an unknown point", channel.name, extra={"outbox_id": parcel.id})
         return Answer(Outcome.UNKNOWN, f"{type(error).__name__}: {error}")
     finally:
-        metrics.sent(parcel.channel, seconds=time.perf_counter() - began)
+        metrics.send_timer(parcel.channel)(time.perf_counter() - began)
     if answer.outcome is Outcome.ACCEPTED:
         logger.info(
             "handed over %s",

@@ -4,7 +4,7 @@
 -- = ANY(ARRAY(...)): the inner SELECT runs once. With IN, a nested loop may run it again and claim more than the limit.
 -- statement_timestamp(): the database's clock, and stable, so that the index ends the scan at the last due row.
 -- There is no "id > last": a lower id may commit after a higher one.
--- Gives the claimed rows, in no particular order.
+-- Gives the claimed rows, in no particular order; lag is how long each has been due, in seconds.
 UPDATE outbox_message
    SET state = 'claimed',
        claim = (SELECT nextval('outbox_claim')),
@@ -18,5 +18,4 @@ UPDATE outbox_message
           ORDER BY available_at, id
           LIMIT %(limit)s
             FOR UPDATE SKIP LOCKED))
-RETURNING claim, id, dedupe_key, payload, available_at,
-          extract(epoch FROM clock_timestamp() - available_at)::float8 AS lag
+RETURNING claim, id, dedupe_key, payload, extract(epoch FROM statement_timestamp() - available_at)::float8 AS lag
