@@ -15,14 +15,14 @@ from datetime import timedelta
 
 from django.db import InterfaceError, OperationalError, connections
 
-from outbox import channels, forgetting, metrics, signals
+from outbox import forgetting, metrics
 from outbox.channels.base import boottime
-from outbox.claims import Statements, Swept
+from outbox.claims import Statements
 from outbox.errors import DatabaseForgot
 from outbox.inspection import status
 from outbox.lane import Lane, Pace
-from outbox.models import Message
 from outbox.senders import Answered
+from outbox.sweeping import Sweeper
 from outbox.wakeup import Listener
 
 logger = logging.getLogger("outbox.drain")
@@ -102,11 +102,10 @@ class Drainer:
             for name in names
         ]
         self._by_name = {lane.name: lane for lane in self._lanes}
-        self._all_channels = [channels.channel(name) for name in channels.names()]
+        self._sweeper = Sweeper(self._statements, pace.claim_ttl)
         self._listener = Listener(using, self.wake) if listen else None
         self._measures = measure
         self._next_measure = 0.0
-        self._next_sweep = 0.0
         self._backoff = 0.0
 
     def stop(self) -> None:
@@ -192,8 +191,9 @@ class Drainer:
         if self._done() or any(lane.has_news for lane in self._lanes):
             return 0.0
         now = time.monotonic()
-        waits = [self._next_sweep - now]
+        waits = [self._sweeper.wait()]
         waits += [lane.idle_for() for lane in self._lanes if not lane.busy and self._may_claim(lane)]
+        waits += [wait for lane in self._lanes if (wait := lane.held_up_for()) is not None]
         if self._ends_at is not None:
             waits.append(self._ends_at - now)
         return max(0.0, min(waits))
@@ -213,17 +213,11 @@ class Drainer:
             return
 
     def _sweep(self) -> None:
-        """Now and then, not all drainers at the same moment: what others held too long."""
-        if time.monotonic() < self._next_sweep:
-            return
-        for swept in self._statements.sweep(self._all_channels):
-            self.report.tally["swept"] += 1
-            metrics.swept(swept.channel)
-            tell_swept(swept, self._using)
-            if swept.state == "pending" and swept.channel in self._by_name:
-                self._by_name[swept.channel].wake()
-        seconds = min(5.0, self._claim_ttl.total_seconds() / 4)
-        self._next_sweep = time.monotonic() + seconds * random.uniform(0.5, 1.0)  # noqa: S311
+        again = self._sweeper.sweep()
+        self.report.tally["swept"] += again.total()
+        for name in again:
+            if name in self._by_name:
+                self._by_name[name].wake()
 
     def _survives(self, error: Exception) -> bool:
         """Wait before the next try, longer each time; False when it is time to give up."""
@@ -245,31 +239,3 @@ class Drainer:
         while (left := until - time.monotonic()) > 0:
             self._listen(left)
         return True
-
-
-def tell_swept(swept: Swept, using: str) -> None:
-    """Say what was taken from whom; loudly, when a person has to look at it."""
-    parked = swept.state in ("in_doubt", "dead")
-    if parked:
-        metrics.parked(swept.channel, swept.state)
-        signals.parked.send_robust(
-            sender=Message,
-            message_id=swept.id,
-            channel=swept.channel,
-            dedupe_key=swept.dedupe_key,
-            state=swept.state,
-            reason="it was held too long, or may not be sent any more",
-            using=using,
-        )
-    logger.log(
-        logging.ERROR if parked else logging.WARNING,
-        "%s was held too long or may not be sent any more; now %s",
-        swept.dedupe_key,
-        swept.state,
-        extra={
-            "event": "outbox.in_doubt" if swept.state == "in_doubt" else "outbox.swept",
-            "outbox_id": swept.id,
-            "channel": swept.channel,
-            "claim": swept.claim,
-        },
-    )

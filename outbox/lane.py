@@ -14,6 +14,7 @@ from outbox.breaker import Breaker
 from outbox.channels.base import Answer, Outcome, Parcel
 from outbox.claims import Claim, Held, Statements
 from outbox.marking import Marks
+from outbox.rate import Rate
 from outbox.senders import Answered, Senders
 from outbox.wakeup import COALESCE_S
 
@@ -24,13 +25,14 @@ WHOLE_CHANNEL = ""
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How much a lane takes at once: messages per claim, per intent (None: as the channel says), and side by side."""
+    """How much a lane takes: messages per claim, per intent (None: as the channel says), side by side, per second."""
 
     batch_size: int
     micro_batch: int | None
     concurrency: int
     claim_ttl: timedelta
     poll_interval: timedelta
+    per_second: float | None = None
 
 
 class Lane:
@@ -62,6 +64,7 @@ class Lane:
         self._in_hand = 0
         self._marks = Marks(self._channel, statements, tally)
         self._breaker = Breaker()
+        self._rate = Rate(pace.per_second) if pace.per_second else None
         self._next_claim = 0.0
         self._look_again = False
         self.claims = 0
@@ -90,6 +93,10 @@ class Lane:
         """Seconds until it wants to claim again."""
         return max(0.0, self._next_claim - time.monotonic())
 
+    def held_up_for(self) -> float | None:
+        """Seconds until the rate lets the next claimed message go; None when it waits for something else."""
+        return self._rate.wait() if self._rate and self._waiting and self._in_hand < self._pace.concurrency else None
+
     def claim(self, limit: int | None) -> int:
         """Take the next batch, if the last one is used up and it is time; how many were taken."""
         if self._waiting or self.idle_for() > 0:
@@ -116,25 +123,31 @@ class Lane:
     def start(self) -> None:
         """Declare and hand over as much as there are free threads; give back what there is no time left for."""
         claim = self._claim
-        while self._waiting and self._in_hand < self._pace.concurrency and claim is not None:
-            if claim.deadline.remaining() < self._needed:
-                self.give_back()
-                return
-            batch = self._next_batch(claim.number)
-            if not batch:
-                return
-            attempts = self._declare(claim.number, [held.id for held in batch])
+        if claim is None or not self._waiting:
+            return
+        if claim.deadline.remaining() < self._needed:
+            self.give_back()
+            return
+        # One intent for all free threads: where a commit is slow, it is the commits that count.
+        batches: list[list[Held]] = []
+        while self._in_hand + len(batches) < self._pace.concurrency and (batch := self._next_batch(claim.number)):
+            batches.append(batch)
+        declared = [held for batch in batches for held in batch]
+        if not declared:
+            return
+        attempts = self._declare(claim.number, [held.id for held in declared])
+        skipped = [held.id for held in declared if held.id not in attempts]
+        if skipped:
+            # Not ours any more, past its deadline, or being cancelled right now: whoever has it decides.
+            self._marks.give_back(claim.number, skipped)
+        self._log("outbox.intent", f"about to hand over {len(attempts)}", claim.number, declared)
+        for batch in batches:
             parcels = [
                 Parcel(held.id, self.name, held.dedupe_key, held.payload, attempts[held.id], claim.deadline)
                 for held in batch
                 if held.id in attempts
             ]
-            skipped = [held.id for held in batch if held.id not in attempts]
-            if skipped:
-                # Not ours any more, past its deadline, or being cancelled right now: whoever has it decides.
-                self._marks.give_back(claim.number, skipped)
             if parcels:
-                self._log("outbox.intent", f"about to hand over {len(parcels)}", claim.number, batch)
                 self._in_hand += 1
                 self._senders.hand(claim.number, parcels)
 
@@ -163,7 +176,8 @@ class Lane:
     def _next_batch(self, claim: int) -> list[Held]:
         """The next few whose receivers may be tried; the others go back."""
         batch: list[Held] = []
-        while self._waiting and len(batch) < self._micro_batch:
+        most = self._rate.take(min(self._micro_batch, len(self._waiting))) if self._rate else self._micro_batch
+        while self._waiting and len(batch) < most:
             held = self._waiting.popleft()
             host = self._channel.host(held.payload)
             if self._breaker.may_try(host):

@@ -59,6 +59,7 @@ def drainer(
     micro_batch: int | None = None,
     concurrency: int = 1,
     claim_ttl: float = 60.0,
+    per_second: float | None = None,
     **options: Any,
 ) -> Drainer:
     pace = Pace(
@@ -67,6 +68,7 @@ def drainer(
         concurrency=concurrency,
         claim_ttl=timedelta(seconds=claim_ttl),
         poll_interval=timedelta(seconds=0.1),
+        per_second=per_second,
     )
     return Drainer(using="default", names=[channel], pace=pace, until=until, **options)
 

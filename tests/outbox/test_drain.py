@@ -1,6 +1,7 @@
 """Many drainers, wrong clocks, late commits: each message goes out once, and none is passed over."""
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
@@ -285,6 +286,15 @@ def test_once_takes_one_batch_and_limit_is_kept(mail_server: MailServer, publish
     assert drain(until=Until.ONE_BATCH, batch_size=3).tally["sent"] == 3
     assert drain(limit=4, batch_size=3).tally["sent"] == 4
     assert drain(batch_size=2).tally["sent"] == 3
+
+
+def test_rate_is_kept_and_everything_goes_out(mail_server: MailServer, publish: Publish, drain: Drain) -> None:
+    for number in range(12):
+        publish(f"k{number}")
+    began = time.monotonic()
+    drain(per_second=10, concurrency=4)
+    assert time.monotonic() - began >= 1.1  # one at once, eleven at a tenth of a second each
+    assert len(mail_server.received) == 12
 
 
 def test_what_there_is_no_time_left_for_is_given_back_with_its_attempts(

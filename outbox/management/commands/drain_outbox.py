@@ -66,6 +66,7 @@ class Command(BaseCommand):
             "--micro-batch", type=_positive, help="messages per intent; as many are in doubt after a crash"
         )
         parser.add_argument("--concurrency", type=_positive, help="messages handed over at the same time, per channel")
+        parser.add_argument("--rate", type=_rate, metavar="PER_SECOND", help="no more of each channel, by this drainer")
         parser.add_argument("--claim-ttl", type=_seconds, metavar="SECONDS", help="how long a claim lasts")
         parser.add_argument("--poll-interval", type=_seconds, metavar="SECONDS", help="how often to look when idle")
         parser.add_argument("--no-notify", action="store_true", help="only poll: behind a pooler LISTEN hears nothing")
@@ -175,6 +176,7 @@ def _pace(options: dict[str, Any]) -> Pace:
         concurrency=options["concurrency"] or settings.CONCURRENCY,
         claim_ttl=claim_ttl,
         poll_interval=options["poll_interval"] or settings.POLL_INTERVAL,
+        per_second=options["rate"],
     )
 
 
@@ -213,6 +215,13 @@ def _positive(value: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError("must be at least 1")
     return number
+
+
+def _rate(value: str) -> float:
+    per_second = float(value)
+    if not 0 < per_second < 10**6:
+        raise argparse.ArgumentTypeError("must be a number above 0")
+    return per_second
 
 
 def _address(value: str) -> tuple[str, int]:
