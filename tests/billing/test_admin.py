@@ -136,7 +136,7 @@ def test_what_the_system_writes_cannot_be_changed_by_hand(invoices: None, admin_
         pk = model[name].objects.latest("pk").pk
         assert admin_client.post(f"/admin/billing/{name}/{pk}/change/", {}).status_code == 403
         assert admin_client.post(f"/admin/billing/{name}/{pk}/delete/", {"post": "yes"}).status_code == 403
-        assert 'type="submit"' not in html(admin_client, f"{name}/{pk}/change/").partition('id="content"')[2]
+        assert 'name="_save' not in html(admin_client, f"{name}/{pk}/change/")
 
 
 def test_customer_form_is_as_strict_as_the_import(admin_client: Client, db: None) -> None:

@@ -3,8 +3,10 @@
 from datetime import timedelta
 
 from project.settings import *  # noqa: F403
+from project.settings import CACHES
 
 LEASES_TTL = timedelta(seconds=2)
+CACHES = {**CACHES, "leases": {**CACHES["leases"], "OPTIONS": {"SOCKET_CONNECT_TIMEOUT": 0.3, "SOCKET_TIMEOUT": 0.3}}}
 LEASES_RETRY_DELAY = timedelta(milliseconds=200)
 BILLING_TAX_TIMEOUT = timedelta(milliseconds=600)
 BILLING_TAX_LINES_PER_REQUEST = 5

@@ -42,7 +42,9 @@ class Leases(RuleBasedStateMachine):
         self.redis = get_redis_connection("leases")
         self.redis.flushdb()
         with connection.cursor() as cursor:
-            cursor.execute("TRUNCATE ledger_entry, ledger_account, leases_fence, leases_leaserecord, leases_incident")
+            cursor.execute(
+                "TRUNCATE ledger_entry, ledger_plain, ledger_account, leases_fence, leases_leaserecord, leases_incident"
+            )
             cursor.execute("INSERT INTO ledger_account (id, name) VALUES (%s, '')", [ACCOUNT])
         self.held: dict[str, Lease] = {}
         self.granted: list[int] = []
