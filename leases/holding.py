@@ -93,6 +93,9 @@ def hold(
 def lent(lease: Lease) -> Iterator[None]:
     """Let this thread work under a lease that another thread acquired and goes on holding meanwhile."""
     lease.check()
+    if current_lease(lease.resource, using=lease.using) is lease:
+        yield
+        return
     with _current(lease):
         yield
 

@@ -23,15 +23,14 @@ _CANCEL_TIMEOUT_S = 2.0
 
 
 class Job:
-    """What one thread does under its leases, and how that is stopped from another thread.
+    """What one thread does under its leases, with those it lends them to, and how that is stopped from another thread.
 
     The guard is held while a stop is under way and while the job ends, so that a stop never hits the thread's next job.
     """
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
-        self._running: set[Lease] = set()
-        self._connections: dict[str, BaseDatabaseWrapper] = {}
+        self._running: dict[Lease, dict[int, BaseDatabaseWrapper]] = {}
         self._committing = 0
         self._shields = 0
         self._interrupt: Callable[[], None] | None = None
@@ -39,13 +38,15 @@ class Job:
     def started(self, lease: "Lease") -> None:
         """Have the loss of `lease` stop this thread; called in the thread itself, whose connection is meant."""
         with self._guard:
-            self._running.add(lease)
-            self._connections[lease.using] = connections[lease.using]
+            self._running.setdefault(lease, {})[threading.get_ident()] = connections[lease.using]
 
     def ended(self, lease: "Lease") -> None:
         """Have nothing of `lease` stop this thread any more; waits for a stop that is under way."""
         with self._guard:
-            self._running.discard(lease)
+            threads = self._running.get(lease, {})
+            threads.pop(threading.get_ident(), None)
+            if not threads:
+                self._running.pop(lease, None)
 
     def stop(self, lease: "Lease") -> None:
         """Cancel the thread's SQL and interrupt it, if it is still working under `lease`."""
@@ -54,7 +55,8 @@ class Job:
                 return
             # A commit is left alone: cancelled while it waits for a standby, it would be reported as done too early.
             if not self._committing:
-                self._cancel(lease.using)
+                for wrapper in self._running[lease].values():
+                    self._cancel(wrapper)
             if self._interrupt is not None and not self._shields:
                 self._interrupt()
 
@@ -96,8 +98,8 @@ class Job:
             with self._guard:
                 self._interrupt = before
 
-    def _cancel(self, using: str) -> None:
-        connection = self._connections[using].connection
+    def _cancel(self, wrapper: BaseDatabaseWrapper) -> None:
+        connection = wrapper.connection
         if connection is None:
             return
         try:

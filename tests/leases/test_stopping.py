@@ -9,7 +9,7 @@ from django.db import OperationalError, connection, transaction
 from django_redis import get_redis_connection
 from dramatiq.middleware.threading import raise_thread_exception
 
-from leases import fence, hold
+from leases import fence, hold, lent
 from leases.errors import LeaseBusy, LeaseLost
 from leases.models import Incident
 from leases.resources import key_of
@@ -46,6 +46,27 @@ def test_computing_query_is_cancelled_when_the_lease_is_lost() -> None:
         steal("customer:1")
         with connection.cursor() as cursor:
             cursor.execute("SELECT count(*) FROM generate_series(1, 100000) a, generate_series(1, 100000) b")
+
+
+def test_holder_and_the_thread_it_lent_its_lease_to_are_both_cancelled() -> None:
+    def under_the_same_lease() -> None:
+        with pytest.raises(OperationalError), lent(lease), connection.cursor() as cursor:
+            sleeping.set()
+            cursor.execute("SELECT pg_sleep(30)")
+
+    def over_at_once() -> None:
+        with lent(lease):
+            pass
+
+    sleeping = threading.Event()
+    with pytest.raises(LeaseLost), hold("customer:1", ttl=SHORT) as lease:
+        with in_thread(over_at_once):
+            pass
+        with in_thread(under_the_same_lease):
+            assert sleeping.wait(10)
+            steal("customer:1")
+            with pytest.raises(OperationalError), connection.cursor() as cursor:
+                cursor.execute("SELECT pg_sleep(30)")
 
 
 def test_python_loop_is_interrupted_when_the_lease_is_lost() -> None:
