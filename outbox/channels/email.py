@@ -11,7 +11,8 @@ from django.conf import settings as django_settings
 from django.core import mail
 from django.core.mail.backends.smtp import EmailBackend
 
-from outbox.channels.base import Answer, Channel, Outcome, Parcel
+from outbox.channels.backends import hand_over
+from outbox.channels.base import Answer, Channel, Parcel
 from outbox.channels.email_rendering import Mail, render
 from outbox.channels.smtp import DEFAULT_TIMEOUT_SECONDS, SmtpConversation
 from outbox.errors import InvalidContent, PermanentFailure
@@ -51,10 +52,7 @@ class EmailChannel(Channel):
         if self._smtp is not None:
             return self._smtp.hand_over(*envelope, data, parcel.deadline)
         parcel.deadline.check()
-        count = self._backend.send_messages([message])
-        if count == 1:
-            return Answer(Outcome.ACCEPTED)
-        return Answer(Outcome.UNKNOWN, f"{type(self._backend).__name__}.send_messages() gave {count!r}, not 1")
+        return hand_over(self._backend, message)
 
     @property
     def send_timeout(self) -> timedelta:

@@ -166,10 +166,10 @@ def _answer(response: http.client.HTTPResponse, words: str) -> Answer:
     if status in _REFUSED_FOR_GOOD:
         return Answer(Outcome.REFUSED_PERMANENTLY, words)
     outcome = Outcome.UNKNOWN if status in _UNKNOWN else Outcome.REFUSED_TEMPORARILY
-    return Answer(outcome, words, retry_after=_retry_after(response.getheader("retry-after")))
+    return Answer(outcome, words, retry_after=retry_after(response.getheader("retry-after")))
 
 
-def _retry_after(value: str | None) -> timedelta | None:
+def retry_after(value: str | None) -> timedelta | None:
     """Seconds or a date (RFC 9110 10.2.3); at most a day."""
     if not value:
         return None
