@@ -37,7 +37,7 @@ one, `resource` and `token`:
 | `watcher.blind`        | WARNING | the watcher cannot reach a server; said once per outage                         |
 | `job.put_back`         | INFO    | a job went back to its queue (`message_id`)                                     |
 
-Jobs that run once or in turn have events of their own, `job.*` and `receipt.*`.
+What is built on leases has events of its own: `job.*`, `jobs.*`, `receipt.*`, `scheduler.*` and `slot.*`.
 """
 
 from collections.abc import Iterable

@@ -260,7 +260,7 @@ def test_W016_atomic_requests(monkeypatch: pytest.MonkeyPatch, settings: Any) ->
 def test_E017_without_pgtrigger_the_triggers_of_fenced_models_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert settings_checks.trigger_app() == []
     # Not by overriding INSTALLED_APPS: every app would get ready again, and set another broker.
-    monkeypatch.setattr(settings_checks.apps, "is_installed", lambda name: name != "pgtrigger")
+    monkeypatch.setattr("leases.checks.settings.apps.is_installed", lambda name: name != "pgtrigger")
     assert ids(settings_checks.trigger_app()) == ["leases.E017"]
 
 
