@@ -13,7 +13,9 @@ from typing import Any
 
 from django.db import connections, transaction
 
+from leases import interventions
 from leases.errors import DatabaseForgot
+from leases.models import Intervention
 
 logger = logging.getLogger("leases")
 
@@ -81,6 +83,12 @@ def put_right(using: str, *, nothing_lost: bool = False, dry_run: bool = False) 
         cursor.execute(_FOUND)
         system, timeline = cursor.fetchone()
         cursor.execute(_STORE, {"system": system, "timeline": timeline, "replace": True})
+        interventions.record(
+            Intervention.Action.RAISE_FENCES,
+            reason=f"accepted system {system} on timeline {timeline}" + (", nothing lost" if nothing_lost else ""),
+            by=interventions.operator(),
+            using=using,
+        )
         transaction.set_rollback(dry_run, using=using)
     if dry_run:
         return raised

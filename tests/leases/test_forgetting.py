@@ -5,7 +5,7 @@ from django.db import connection
 
 from leases import forgetting, hold
 from leases.errors import DatabaseForgot, LeaseLost, StaleToken
-from leases.models import DatabaseIdentity, Fence, LeaseRecord
+from leases.models import DatabaseIdentity, Fence, Intervention, LeaseRecord
 from tests.leases.conftest import steal
 from tests.ledger.models import Account, Entry
 
@@ -28,7 +28,10 @@ def test_nothing_is_leased_on_another_timeline_until_put_right() -> None:
     connection.close()
     with pytest.raises(DatabaseForgot), hold("customer:1"):
         pass
+    assert forgetting.put_right("default", dry_run=True) == 1
+    assert not Intervention.objects.exists()
     assert forgetting.put_right("default") == 1
+    assert Intervention.objects.get().action == Intervention.Action.RAISE_FENCES
     with hold("customer:1"):
         pass
 
