@@ -4,6 +4,7 @@ import argparse
 import ast
 import importlib
 import re
+import tomllib
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -269,3 +270,20 @@ def metrics() -> set[str]:
 
 def test_every_metric_is_in_the_table_and_no_other() -> None:
     assert {in_code_font(row[0]) for row in document("docs/metrics.md").rows()} == metrics()
+
+
+# Installing
+
+
+def test_what_pip_installs_is_all_of_both_apps() -> None:
+    tool = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    found = {
+        ".".join(path.parent.relative_to(ROOT).parts)
+        for app in ("leases", "outbox")
+        for path in (ROOT / app).rglob("__init__.py")
+    }
+    assert set(tool["packages"]) == found
+    for app in ("leases", "outbox"):
+        packed = {path for pattern in tool["package-data"][app] for path in (ROOT / app).glob(pattern)}
+        data = {path for path in (ROOT / app).rglob("*.*") if path.suffix not in (".py", ".pyc") and path.is_file()}
+        assert data == packed
