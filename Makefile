@@ -32,6 +32,10 @@ demo: setup ## bill a sample period with real servers and eight workers, and sho
 replay: setup ## the incident with its naive lock, and what happens here in its place, under the same faults
 	@PYTHONUNBUFFERED=1 $(PYTHON) manage.py replay $(ARGS)
 
+.PHONY: admin
+admin: setup ## the admin in a browser on this machine, with a development user whose password it prints
+	@PYTHONUNBUFFERED=1 $(PYTHON) manage.py admin $(ARGS)
+
 .PHONY: test
 test: setup ## the test suite, on servers of its own
 	@$(PYTHON) -m pytest $(ARGS)

@@ -7,6 +7,8 @@ import logging
 from collections.abc import Callable
 from datetime import timedelta
 
+from django.db.models import Exists, OuterRef, QuerySet
+
 from billing import queueing, runs
 from billing.conf import conf
 from billing.errors import ItemConcluded
@@ -19,6 +21,13 @@ from leases import hold
 logger = logging.getLogger("billing.parking")
 
 WAIT = timedelta(seconds=2)
+
+
+def waiting_items() -> QuerySet[Item]:
+    """Return the parked items whose customer and period are not invoiced since, in another run or by hand."""
+    live = Invoice.objects.filter(customer=OuterRef("customer"), period=OuterRef("run__period"))
+    parked: QuerySet[Item] = Item.objects.filter(outcome=Item.Outcome.PARKED)
+    return parked.exclude(Exists(live.exclude(status=Invoice.Status.VOID)))
 
 
 def park(item_id: int, reason: str, *, wait: timedelta = WAIT) -> None:

@@ -1,5 +1,6 @@
 import dramatiq
 from django.apps import AppConfig
+from django.contrib.admin import apps as admin_apps
 
 
 class ProjectConfig(AppConfig):
@@ -12,3 +13,10 @@ class ProjectConfig(AppConfig):
         from project.broker import make_broker
 
         dramatiq.set_broker(make_broker(settings.BROKER_URL, max_hold=settings.LEASES_MAX_HOLD))
+
+
+class AdminConfig(admin_apps.AdminConfig):
+    """Django's admin, with the project's own site."""
+
+    default = False
+    default_site = "project.admin_site.Site"

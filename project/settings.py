@@ -53,7 +53,7 @@ if env.bool("BEHIND_TLS_PROXY", default=False):
 
 INSTALLED_APPS = [
     "project",  # first: it sets the broker, which must be there before any actor is imported
-    "django.contrib.admin",
+    "project.apps.AdminConfig",
     "django.contrib.auth",
     "django.contrib.contenttypes",
     "django.contrib.messages",
@@ -97,6 +97,7 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 USE_TZ = True
 TIME_ZONE = "UTC"
 LANGUAGE_CODE = "en"
+FORMAT_MODULE_PATH = "project.formats"
 STATIC_URL = "static/"
 STATIC_ROOT = env.str("STATIC_ROOT", default=str(BASE_DIR / ".local" / "static"))
 

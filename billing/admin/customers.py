@@ -40,6 +40,6 @@ class CustomerAdmin(IndexedSearch, FastAdmin):
         links = [
             list_link(Invoice, "invoices", customer__id__exact=customer.pk),
             list_link(Item, "items of runs", customer__id__exact=customer.pk),
-            list_link(UsageEvent, "usage not invoiced yet", customer__id__exact=customer.pk, invoice__isempty=1),
+            list_link(UsageEvent, "usage not invoiced yet", customer__id__exact=customer.pk, invoiced="no"),
         ]
         return format_html_join(" · ", "{}", [(one,) for one in links])

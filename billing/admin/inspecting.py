@@ -63,11 +63,15 @@ class FastAdmin(ModelAdmin):
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
         allowed: Any = self.get_actions(request)
-        actions = [(name, title) for _, name, title in allowed.values() if name != "delete_selected"]
+        actions = [(name, title) for _, name, title in allowed.values() if self.offers(name, object_id)]
         links = self.row_links(request, object_id)
         return super().change_view(
             request, object_id, form_url, {"row_actions": actions, "row_links": links, **(extra_context or {})}
         )
+
+    def offers(self, action: str, object_id: str) -> bool:
+        """Say whether the action makes sense on the page of this row."""
+        return action != "delete_selected"
 
     def row_links(self, request: HttpRequest, object_id: str) -> list[tuple[str, str]]:
         """Return address and text of the links beside the row's actions."""

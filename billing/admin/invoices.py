@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+from datetime import date
 from decimal import Decimal
 from typing import Any
 
@@ -10,6 +11,7 @@ from django.shortcuts import get_object_or_404
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html, format_html_join
+from django.utils.timezone import localdate
 
 from billing import crediting, mailing, money
 from billing.admin.amounts import amount
@@ -67,7 +69,7 @@ def send_again(invoice: Invoice, answers: dict[str, Any]) -> str:
 @admin.register(Invoice)
 class InvoiceAdmin(NumberSearch, Inspector):
     list_display = [
-        "reference", "shown_customer", "shown_period", "status", "net", "tax", "gross", "issued_at", "mail",
+        "reference", "shown_customer", "shown_period", "gross", "status", "mail", "issued_on",
     ]  # fmt: skip
     list_filter = ["status"]
     list_select_related = ["customer"]
@@ -99,6 +101,9 @@ class InvoiceAdmin(NumberSearch, Inspector):
         view = self.admin_site.admin_view(self.mails_view)
         return [path("<int:invoice_id>/mails/", view, name="billing_invoice_mails"), *super().get_urls()]
 
+    def offers(self, action: str, object_id: str) -> bool:
+        return not Invoice.objects.filter(pk=object_id, status=Invoice.Status.VOID).exists()
+
     def row_links(self, request: HttpRequest, object_id: str) -> list[tuple[str, str]]:
         if not request.user.has_perm("billing.preview_invoice"):
             return []
@@ -115,7 +120,7 @@ class InvoiceAdmin(NumberSearch, Inspector):
             "title": f"Mails about {invoice.reference}",
             "opts": self.opts,
             "invoice": invoice,
-            "mails": [(message, mailing.read(message)) for message in messages],
+            "mails": [(link(message, message.dedupe_key), message, mailing.read(message)) for message in messages],
         }
         return TemplateResponse(request, "admin/billing/invoice/mails.html", context)
 
@@ -136,6 +141,11 @@ class InvoiceAdmin(NumberSearch, Inspector):
     def shown_period(self, invoice: Invoice) -> str:
         return str(as_period(invoice.period))
 
+    @admin.display(description="issued")
+    def issued_on(self, invoice: Invoice) -> date:
+        assert invoice.issued_at is not None  # noqa: S101 - numbered and dated together
+        return localdate(invoice.issued_at)
+
     @admin.display(description="mail", empty_value="none")
     def mail(self, invoice: Any) -> str | None:
         if not hasattr(invoice, "mail_messages"):
@@ -144,7 +154,7 @@ class InvoiceAdmin(NumberSearch, Inspector):
         if newest is None:
             return None
         copies = len(invoice.mail_messages)
-        return f"{newest.get_state_display()}" + (f" (copy {copies})" if copies > 1 else "")
+        return str(newest.get_state_display()) + (f" (copy {copies})" if copies > 1 else "")
 
     @admin.display(description="taxes")
     def taxes_table(self, invoice: Invoice) -> str:

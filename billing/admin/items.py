@@ -50,12 +50,15 @@ class OutcomeFilter(admin.SimpleListFilter):
     parameter_name = "outcome"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        return [(OPEN, "Open"), *((outcome.value, str(outcome.label)) for outcome in Item.Outcome)]
+        outcomes = [(outcome.value, str(outcome.label)) for outcome in Item.Outcome]
+        return [("waiting", "Waits for a person"), (OPEN, "Open"), *outcomes]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         chosen = self.value()
         if chosen is None:
             return queryset
+        if chosen == "waiting":
+            return queryset.filter(pk__in=parking.waiting_items().values("pk"))
         return queryset.filter(outcome="" if chosen == OPEN else chosen)
 
 
@@ -89,7 +92,7 @@ def park(item: Item, answers: dict[str, Any]) -> str:
 @admin.register(Item)
 class ItemAdmin(IndexedSearch, Inspector):
     list_display = [
-        "shown_customer", "shown_run", "shown_outcome", "shown_reason", "attempts", "shown_invoice", "concluded_at",
+        "shown_customer", "shown_outcome", "result", "shown_run", "attempts", "concluded_at",
     ]  # fmt: skip
     list_display_links = ["shown_customer"]
     list_filter = [OutcomeFilter, RunFilter]
@@ -147,8 +150,10 @@ class ItemAdmin(IndexedSearch, Inspector):
     def shown_outcome(self, item: Item) -> str:
         return item.get_outcome_display() or "Open"
 
-    @admin.display(description="reason")
-    def shown_reason(self, item: Item) -> str:
+    @admin.display(description="invoice or reason")
+    def result(self, item: Item) -> str:
+        if item.invoice:
+            return link(item.invoice)
         return item.reason if len(item.reason) <= 120 else f"{item.reason[:119]}…"
 
     @admin.display(description="invoice")

@@ -1,7 +1,10 @@
+from decimal import Decimal
+
 from django.contrib import admin
 from django.utils.html import format_html, format_html_join
 
 from billing.admin.inspecting import Inspector, link
+from billing.admin.lines import percent
 from billing.admin.searching import IndexedSearch
 from billing.models import TaxAnswer
 
@@ -25,7 +28,7 @@ class TaxAnswerAdmin(IndexedSearch, Inspector):
 
     @admin.display(description="rate per line")
     def shown_rates(self, answer: TaxAnswer) -> str:
-        by_position = sorted(answer.rates.items(), key=lambda rate: int(rate[0]))
+        by_position = sorted((int(key), percent(Decimal(rate))) for key, rate in answer.rates.items())
         table = format_html_join("", "<tr><th>{}</th><td>{}</td></tr>", by_position[:SHOWN_RATES])
         hidden = len(by_position) - SHOWN_RATES
         return format_html("<table>{}</table>{}", table, f"and {hidden} more" if hidden > 0 else "")

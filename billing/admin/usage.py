@@ -1,19 +1,33 @@
+from typing import Any
+
 from django.contrib import admin
-from django.db.models import Q
+from django.db.models import Q, QuerySet
+from django.http import HttpRequest
+from django.utils.html import format_html
 
 from billing.admin.inspecting import Inspector, link
 from billing.admin.searching import IndexedSearch
 from billing.models import UsageEvent
 
 
+class InvoicedFilter(admin.SimpleListFilter):
+    title = "invoiced"
+    parameter_name = "invoiced"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [("no", "Not yet"), ("yes", "Yes")]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        return queryset if self.value() is None else queryset.filter(invoice__isnull=self.value() == "no")
+
+
 @admin.register(UsageEvent)
 class UsageEventAdmin(IndexedSearch, Inspector):
     list_display = [
-        "event", "shown_customer", "metric", "subject", "shown_quantity", "shown_amount", "occurred_at",
-        "shown_invoice",
+        "event", "shown_customer", "what", "shown_quantity", "shown_amount", "occurred_at", "shown_invoice",
     ]  # fmt: skip
     list_display_links = ["event"]
-    list_filter = [("invoice", admin.EmptyFieldListFilter)]
+    list_filter = [InvoicedFilter]
     list_select_related = ["customer", "invoice"]
     search_help_text = "An event (source:key); or the beginning of a customer's code, for usage not invoiced yet."
     ordering = ["-id"]
@@ -34,6 +48,10 @@ class UsageEventAdmin(IndexedSearch, Inspector):
     @admin.display(description="customer")
     def shown_customer(self, usage: UsageEvent) -> str:
         return link(usage.customer, usage.customer.code)
+
+    @admin.display(description="metric, subject")
+    def what(self, usage: UsageEvent) -> str:
+        return format_html("{}<br>{}", usage.metric, usage.subject)
 
     @admin.display(description="quantity")
     def shown_quantity(self, usage: UsageEvent) -> str:

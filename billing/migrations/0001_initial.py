@@ -296,6 +296,10 @@ class Migration(migrations.Migration):
         ),
         migrations.AddIndex(
             model_name='item',
+            index=models.Index(condition=models.Q(('outcome', 'parked')), fields=['run', 'id'], name='billing_item_parked'),
+        ),
+        migrations.AddIndex(
+            model_name='item',
             index=models.Index(fields=['started_at'], name='billing_item_started'),
         ),
         migrations.AddIndex(

@@ -51,9 +51,10 @@ class Item(models.Model):
         ]
         indexes = [
             models.Index(fields=["run", "outcome", "id"], name="billing_item_outcome"),
+            models.Index(fields=["run", "id"], condition=Q(outcome="parked"), name="billing_item_parked"),
             models.Index(fields=["started_at"], name="billing_item_started"),
             models.Index(fields=["run", "id"], condition=Q(outcome__in=["", "failed"]), name="billing_item_open"),
         ]
 
     def __str__(self) -> str:
-        return f"{self.run_id}/{self.customer_id}: {self.outcome or 'open'}"
+        return f"{self.customer.code} in run {self.run_id}"

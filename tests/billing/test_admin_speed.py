@@ -77,9 +77,9 @@ NARROWED = [
     "usageevent/?q=C000077",
     "usageevent/?q=test:77",
     "usageevent/?invoice__id__exact={invoice}",
-    "usageevent/?invoice__isempty=1&customer__id__exact={customer}",
-    "usageevent/?invoice__isempty=1",
-    "usageevent/?invoice__isempty=0",
+    "usageevent/?invoiced=no&customer__id__exact={customer}",
+    "usageevent/?invoiced=no",
+    "usageevent/?invoiced=yes",
 ]
 
 

@@ -24,6 +24,7 @@ def rabbitmq_is_here() -> bool:
 
 #: Marker -> whether what it needs is here. `.ci/run` installs what a machine lacks, and runs them all.
 NEEDS: dict[str, Callable[[], bool]] = {
+    "browser": lambda: shutil.which("chromium", path=PROGRAMS) is not None,
     "rabbitmq": rabbitmq_is_here,
     "pgbouncer": lambda: shutil.which("pgbouncer", path=PROGRAMS) is not None,
     "shared_data": lambda: (Path(__file__).resolve().parents[3] / "shared" / "data").is_dir(),
