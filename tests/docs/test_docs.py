@@ -249,7 +249,7 @@ def test_every_event_is_in_the_table_and_no_other() -> None:
     assert written == events()
 
 
-def tests_of_public_bugs() -> Iterator[tuple[str, str]]:
+def tagged_tests() -> Iterator[tuple[str, str]]:
     """The numbers that tests carry in a comment, each with its test."""
     for path in (ROOT / "tests").rglob("*.py"):
         name = ""
@@ -263,7 +263,7 @@ def tests_of_public_bugs() -> Iterator[tuple[str, str]]:
 
 def test_every_test_of_a_public_bug_is_on_its_page() -> None:
     page = {row[0]: row[-1] for row in document("docs/public-bugs.md").rows()}
-    missing = [(number, name) for number, name in tests_of_public_bugs() if f"[{name}]" not in page.get(number, "")]
+    missing = [(number, name) for number, name in tagged_tests() if f"[{name}]" not in page.get(number, "")]
     assert not missing
 
 
