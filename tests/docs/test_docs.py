@@ -101,9 +101,17 @@ def exists(dotted: str) -> bool:
 
 def named_otherwise() -> set[str]:
     """Dotted names that are no modules: events of the log, ids of checks, permissions, the triggers' setting."""
-    models = [model for app in APPS if apps.is_installed(app) for model in apps.get_app_config(app).get_models()]
-    permissions = {f"{m._meta.app_label}.{codename}" for m in models for codename, _ in m._meta.permissions}
-    return events() | check_ids() | permissions | {"leases.presented"}
+    return events() | check_ids() | permissions() | {"leases.presented"}
+
+
+def permissions() -> set[str]:
+    """The permissions beyond Django's four per model: those of actions."""
+    models = [model for app in ("leases", "outbox", "billing") for model in apps.get_app_config(app).get_models()]
+    return {f"{model._meta.app_label}.{codename}" for model in models for codename, _ in model._meta.permissions}
+
+
+def test_every_permission_of_an_action_is_in_the_table_and_no_other() -> None:
+    assert {in_code_font(row[0]) for row in document("docs/operating.md").rows("The admin")} == permissions()
 
 
 # Settings

@@ -171,7 +171,7 @@ class Command(BaseCommand):
             f"  {record}   every mail the mail server took over\n"
             f"  {logs}/workers.log   what the workers did, with lease and token on each line\n"
             f"  {python} manage.py run_status   the run, customer by customer where something is odd\n"
-            f"  {python} manage.py createsuperuser && {python} manage.py runserver   the admin, at http://127.0.0.1:8000/admin/"
+            "  make admin   the admin, with a user whose password it prints"
         )
         self.stdout.write(
             "\nnext: make replay   the incident with its naive lock, beside what happens here in its place"
