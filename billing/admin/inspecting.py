@@ -62,8 +62,8 @@ class FastAdmin(ModelAdmin):
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        allowed: Any = self.get_actions(request)
-        actions = [(name, title) for _, name, title in allowed.values() if self.offers(name, object_id)]
+        allowed = self.get_action_choices(request, default_choices=[])
+        actions = [(name, title) for name, title in allowed if self.offers(name, object_id)]
         links = self.row_links(request, object_id)
         return super().change_view(
             request, object_id, form_url, {"row_actions": actions, "row_links": links, **(extra_context or {})}

@@ -2,6 +2,7 @@
 
 import re
 import socket
+from functools import partial
 
 import httpx
 import pytest
@@ -10,6 +11,7 @@ from django.core.management import call_command
 from django.core.management.base import CommandError
 
 from tests.servers.processes import Processes
+from tests.waiting import wait_until
 
 
 def free_port() -> int:
@@ -18,14 +20,21 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def answers(url: str) -> bool:
+    try:
+        return httpx.get(url).status_code == 302
+    except httpx.ConnectError:
+        return False
+
+
 def log_in(url: str, password: str) -> str:
     """Return the page that follows the login."""
     with httpx.Client(follow_redirects=True) as client:
         form = client.get(url).text
         token = re.search(r'name="csrfmiddlewaretoken" value="(\w+)"', form)
         assert token
-        answers = {"username": "developer", "password": password, "csrfmiddlewaretoken": token[1], "next": "/admin/"}
-        return client.post(f"{url}login/", data=answers).text
+        data = {"username": "developer", "password": password, "csrfmiddlewaretoken": token[1], "next": "/admin/"}
+        return client.post(f"{url}login/", data=data).text
 
 
 def test_admin_lets_in_who_has_the_printed_password_of_this_start(processes: Processes) -> None:
@@ -35,8 +44,8 @@ def test_admin_lets_in_who_has_the_printed_password_of_this_start(processes: Pro
         process = processes.start("admin", "--port", port, env={"DEBUG": "on"})
         passwords.append(process.wait_for_line(r"user developer, password (\S+)", 60)[1])
         assert "make demo" in process.wait_for_line("Nothing was billed.*")[0]
-        process.wait_for_line("Starting development server")
         url = f"http://127.0.0.1:{port}/admin/"
+        wait_until(partial(answers, url), timeout=60)
         assert "Waits for a person" in log_in(url, passwords[-1])
         with pytest.raises(httpx.ConnectError):
             httpx.get(url.replace("127.0.0.1", "127.0.0.2"))
