@@ -76,8 +76,8 @@ def test_connections_cut_again_and_again(processes: Processes, drainer_env: dict
 
         def cut() -> None:
             victims = session.execute(
-                "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND query LIKE '%%outbox_message%%'"
-                " AND pid <> ALL(%s)",
+                "SELECT pid FROM pg_stat_activity WHERE datname = current_database()"
+                " AND query LIKE '%%outbox_message%%' AND pid <> ALL(%s)",
                 [[session.info.backend_pid, own]],
             ).fetchall()
             for (pid,) in victims:
