@@ -6,17 +6,15 @@ from typing import Any
 
 from django.db import connections
 
-# Somebody asks for a key that is done or parked. No fsync: a count that a power cut loses hurts nobody.
+# The quick look before a run: most keys are new, and then this is all that running once adds to reading.
+_LOOK = "SELECT state, outcome FROM leases_receipt WHERE key = %s AND actor = %s AND state <> 'started'"
+
+# Somebody asked for a key that is done or parked. No fsync: a count that a power cut loses hurts nobody.
 _COUNT = """
 WITH quick AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true))
 UPDATE leases_receipt r SET asked_again = r.asked_again + 1, last_asked_at = clock_timestamp()
   FROM quick
- WHERE r.key = %(key)s AND r.actor = %(actor)s AND r.state <> 'started'
-RETURNING r.state, r.outcome
-"""
-
-_LOOK = """
-SELECT state, outcome FROM leases_receipt WHERE key = %(key)s AND actor = %(actor)s AND state <> 'started'
+ WHERE r.key = %s AND r.actor = %s AND r.state <> 'started'
 """
 
 # ON CONFLICT waits for a transaction that has inserted the same key: until it commits (no row comes back), rolls back
@@ -25,16 +23,13 @@ SELECT state, outcome FROM leases_receipt WHERE key = %(key)s AND actor = %(acto
 _INSERT = """
 WITH before AS MATERIALIZED (SELECT current_setting('lock_timeout') AS lock_timeout),
 limits AS MATERIALIZED (
-  SELECT set_config('lock_timeout', %(wait)s, true),
-         set_config('idle_in_transaction_session_timeout', %(idle)s, true),
-         set_config('tcp_user_timeout', %(idle)s, true),
+  SELECT set_config('lock_timeout', %s, true),
+         set_config('idle_in_transaction_session_timeout', %s, true),
          set_config('synchronous_commit', 'on', true)
     FROM before),
 inserted AS (
-  INSERT INTO leases_receipt
-         (key, actor, state, reason, attempts, message_id, ran_at, asked_again, expires_at)
-  SELECT %(key)s, %(actor)s, 'done', '', 1, %(message_id)s, clock_timestamp(), 0,
-         clock_timestamp() + %(retention)s::interval
+  INSERT INTO leases_receipt (key, actor, state, reason, attempts, message_id, ran_at, asked_again, expires_at)
+  SELECT %s, %s, 'done', '', 1, %s, clock_timestamp(), 0, clock_timestamp() + %s::interval
     FROM limits
   ON CONFLICT (key) DO NOTHING
   RETURNING id)
@@ -77,14 +72,17 @@ UPDATE leases_receipt r SET state = %(state)s, outcome = %(outcome)s::jsonb, rea
 _FORGET = "DELETE FROM leases_receipt WHERE key = %(key)s AND token = %(token)s AND state = 'started'"
 
 
-def count(key: str, actor: str, *, using: str) -> tuple[str, Any] | None:
-    """Count that a finished or parked key was asked for again; return its state and outcome, None if there is none."""
-    return _state_and_outcome(_one(_COUNT, {"key": key, "actor": actor}, using))
-
-
 def look(key: str, actor: str, *, using: str) -> tuple[str, Any] | None:
-    """Return the state and outcome of a finished or parked key without counting."""
-    return _state_and_outcome(_one(_LOOK, {"key": key, "actor": actor}, using))
+    """Return the state and outcome of a finished or parked key, None if there is none."""
+    row = _one(_LOOK, (key, actor), using)
+    # Django leaves jsonb as text, for its fields to decode.
+    return (row[0], None if row[1] is None else json.loads(row[1])) if row else None
+
+
+def count(key: str, actor: str, *, using: str) -> None:
+    """Count that a finished or parked key was asked for again."""
+    with connections[using].cursor() as cursor:
+        cursor.execute(_COUNT, (key, actor))
 
 
 def insert(
@@ -101,18 +99,7 @@ def insert(
 
     Raises django.db.DatabaseError: 55P03 when another run has not ended within `wait`, 40001 at stricter isolation.
     """
-    row = _one(
-        _INSERT,
-        {
-            "key": key,
-            "actor": actor,
-            "message_id": message_id,
-            "wait": _ms(wait),
-            "idle": _ms(idle),
-            "retention": retention,
-        },
-        using,
-    )
+    row = _one(_INSERT, (_ms(wait), _ms(idle), key, actor, message_id, retention), using)
     return int(row[0]) if row else None
 
 
@@ -164,16 +151,11 @@ def forget(key: str, *, token: int, using: str) -> None:
         cursor.execute(_FORGET, {"key": key, "token": token})
 
 
-def _one(statement: str, values: dict[str, Any], using: str) -> tuple[Any, ...] | None:
+def _one(statement: str, values: dict[str, Any] | tuple[Any, ...], using: str) -> tuple[Any, ...] | None:
     with connections[using].cursor() as cursor:
         cursor.execute(statement, values)
         row: tuple[Any, ...] | None = cursor.fetchone()
         return row
-
-
-def _state_and_outcome(row: tuple[Any, ...] | None) -> tuple[str, Any] | None:
-    # Django leaves jsonb as text, for its fields to decode.
-    return (row[0], None if row[1] is None else json.loads(row[1])) if row else None
 
 
 def _ms(span: timedelta) -> str:

@@ -127,8 +127,6 @@ def once(
 def run_inside(spec: Once, key: str, work: Callable[[], Any]) -> Any:
     """Run `work` and commit its receipt with it, or return the outcome of the run that did."""
     nested = connections[spec.using].in_atomic_block
-    if not nested:
-        fence.reopen_if_closed(spec.using)
     for _ in range(_ATTEMPTS):
         earlier = find_earlier(spec, key)
         if earlier is not None:
@@ -149,17 +147,15 @@ def run_inside(spec: Once, key: str, work: Callable[[], Any]) -> Any:
 
 def find_earlier(spec: Once, key: str) -> Earlier | None:
     """Return what an earlier run of the same function left, and count that it was asked for again."""
-    if connections[spec.using].in_atomic_block:
-        # The count would lock the row until the caller's transaction ends, and with it everybody who asks.
-        row = receipt_sql.look(key, spec.name, using=spec.using)
-        if row is not None:
-            transaction.on_commit(
-                functools.partial(receipt_sql.count, key, spec.name, using=spec.using), using=spec.using, robust=True
-            )
-    else:
-        row = receipt_sql.count(key, spec.name, using=spec.using)
+    row = receipt_sql.look(key, spec.name, using=spec.using)
     if row is None:
         return None
+    count = functools.partial(receipt_sql.count, key, spec.name, using=spec.using)
+    if connections[spec.using].in_atomic_block:
+        # The count would lock the row until the caller's transaction ends, and with it everybody who asks.
+        transaction.on_commit(count, using=spec.using, robust=True)
+    else:
+        count()
     state, outcome = row
     log(
         "receipt.again",

@@ -67,6 +67,13 @@ def welcome(name: str) -> dict[str, int]:
 
 
 @dramatiq.actor(queue_name=QUEUE)
+@once("stamp:{name}")
+def stamp(name: str) -> None:
+    """`plain`, once."""
+    leave(name)
+
+
+@dramatiq.actor(queue_name=QUEUE)
 @once("slow:{name}")
 def slow(name: str) -> None:
     leave(name)
