@@ -87,7 +87,8 @@ def environment(url: str) -> dict[str, str]:
 
     database = quote(str(connection.settings_dict["NAME"]))
     address = urlsplit(os.environ["DATABASE_URL"])._replace(path="/" + database).geturl()
-    return {**os.environ, "DATABASE_URL": address, "BROKER_URL": url, "LOG_LEVEL": "ERROR"}
+    quiet = {"LOG_LEVEL": "ERROR", "BROKER_CONSUMER_TIMEOUT_SECONDS": "4200"}
+    return {**os.environ, "DATABASE_URL": address, "BROKER_URL": url, **quiet}
 
 
 def start(url: str, *arguments: str) -> "subprocess.Popen[bytes]":

@@ -48,7 +48,8 @@ class Jobs:
         self.broker: Any = dramatiq.get_broker() if self.is_redis else make_broker(url)
         self.broker.declare_queue(QUEUE)
         self._processes = processes
-        self._env = {**env, "BROKER_URL": url}
+        # No job of the tests runs for long, so it does not matter that the server has its default.
+        self._env = {**env, "BROKER_URL": url, "BROKER_CONSUMER_TIMEOUT_SECONDS": "4200"}
 
     def start(self, number: int = 2, threads: int = 2, shutdown_timeout: int = 30, **env: str) -> RunningProcess:
         """Start `rundramatiq` on the queue of the test actors."""

@@ -76,7 +76,8 @@ def test_frozen_leader_that_wakes_fires_nothing_its_successor_fired() -> None:
 
 
 def test_many_schedulers_fire_each_slot_once(processes: Processes, jobs: Jobs) -> None:
-    started = [processes.start("schedule", env={"BROKER_URL": jobs.url}) for _ in range(3)]
+    env = {"BROKER_URL": jobs.url, "BROKER_CONSUMER_TIMEOUT_SECONDS": "4200"}
+    started = [processes.start("schedule", env=env) for _ in range(3)]
     leaders = wait_until(lambda: [one for one in started if one.events("scheduler.elected")], 40)
     wait_until(lambda: Slot.objects.filter(state="fired").count() >= 3, 40)
     leaders[0].kill()  # its lease runs out, then another leads
