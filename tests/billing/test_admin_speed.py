@@ -72,6 +72,7 @@ NARROWED = [
     "item/?outcome=parked&run={run}",
     "item/?run={run}",
     "item/?outcome=skipped",
+    "item/?outcome=waiting",
     "item/?q=C000077",
     "taxanswer/?q=C000077",
     "usageevent/?q=C000077",

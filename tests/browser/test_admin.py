@@ -9,6 +9,8 @@ pytestmark = pytest.mark.browser
 
 PAGES = {
     "index": "",
+    "waiting-items": "billing/item/?outcome=waiting",
+    "waiting-messages": "outbox/message/?state__in=in_doubt,dead",
     "runs": "billing/run/",
     "run": "billing/run/{run}/change/",
     "items": "billing/item/",
@@ -55,6 +57,8 @@ def test_every_page_is_readable(visitor: Visitor, billed: dict[str, int]) -> Non
     assert "JPY 5,509" in texts["invoices"]
     assert "KWD 5,508.956" in texts["invoices"]
     assert "all 30 lines" in texts["invoice"]
+    assert "1 item" in texts["waiting-items"]
+    assert "1 message" in texts["waiting-messages"]
     assert "have no price in EUR" in texts["item-preview"]
 
 
