@@ -1,6 +1,7 @@
 """The statements: what a drainer says to the database, each its own transaction. The SQL, with its reasons: sql/."""
 
 import json
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -15,6 +16,10 @@ from outbox.statements import statement
 
 # Two clocks measure a claim; the drainer stops this share of its length before the database would.
 MARGIN = 0.1
+
+# A row that another drainer's claim just looks at is free again within milliseconds.
+TRIES_FOR_LOCKED = 6
+PAUSE_FOR_LOCKED_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +71,7 @@ class Statements:
 
     def intend(self, claim: int, ids: Iterable[int]) -> dict[int, int]:
         """Declare that `ids` are about to be handed over; {id: number of this attempt} for those that may be."""
-        return dict(self._rows("intent", {"claim": claim, "ids": list(ids)}))
+        return dict(self._rows_of_all("intent", ids, {"claim": claim}))
 
     def mark_sent(self, claim: int, answers: Mapping[int, Answer]) -> set[int]:
         """Mark what was accepted; the ids that are sent now. The others are under a newer claim, or decided."""
@@ -99,7 +104,7 @@ class Statements:
 
     def give_back(self, claim: int, ids: Iterable[int], delay: timedelta = timedelta(0)) -> int:
         """Give back messages that were surely not started, due after `delay`; how many went back."""
-        return len(self._rows("give_back", {"claim": claim, "ids": list(ids), "delay": delay}))
+        return len(self._rows_of_all("give_back", ids, {"claim": claim, "delay": delay}))
 
     def sweep(self, channels: Iterable[Channel]) -> list[Swept]:
         """Take away what is held beyond its time, and end what may not be sent any more."""
@@ -110,6 +115,24 @@ class Statements:
         }
         rows = self._rows("sweep", {"windows": json.dumps(windows), "max_ttl": settings.MAX_CLAIM_TTL})
         return [Swept(*row) for row in rows + self._rows("expire", {})]
+
+    def _rows_of_all(self, name: str, ids: Iterable[int], values: dict[str, Any]) -> list[tuple[Any, ...]]:
+        """The rows for `ids`, asked for again while some are missing.
+
+        A claim of another drainer that began before ours was committed locks our rows, finds that they are not pending
+        any more, and lets go of them when it ends. The statements pass locked rows by; these come a moment later.
+        """
+        missing = set(ids)
+        rows: list[tuple[Any, ...]] = []
+        for tries_left in reversed(range(TRIES_FOR_LOCKED)):
+            found = self._rows(name, {**values, "ids": sorted(missing)})
+            rows += found
+            missing -= {row[0] for row in found}
+            if not missing:
+                break
+            if tries_left:
+                time.sleep(PAUSE_FOR_LOCKED_S)
+        return rows
 
     def _rows(self, name: str, values: dict[str, Any]) -> list[tuple[Any, ...]]:
         with connections[self.using].cursor() as cursor:
