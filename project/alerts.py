@@ -1,10 +1,12 @@
-"""Incidents to the operators, by email through the outbox.
+"""What a person has to look at, mailed to the operators through the outbox.
 
 An incident whose holder crashed is recorded and mailed to nobody: the next worker does its work. One whose holder is
-running, or may be, says that a ttl is too short, a process was frozen, or Redis is not to be relied on.
+running, or may be, says that a ttl is too short, a process was frozen, or Redis is not to be relied on. A message that
+is in doubt or dead waits for a decision.
 """
 
 import logging
+from datetime import UTC, datetime
 from typing import Any
 
 from django.conf import settings
@@ -14,40 +16,19 @@ import outbox
 from leases.models import Incident
 from leases.signals import incident_reported
 from outbox.errors import DedupeConflict
+from outbox.signals import parked
 
 logger = logging.getLogger("project.alerts")
 
 #: What comes on top within an hour is in the log and the admin only, and the last mail says so.
 MAILS_PER_HOUR = 10
+_PREFIX = "alert:"
 
 
 def mail_incident(sender: type[Incident], incident: Incident, created: bool, **kwargs: Any) -> None:
-    """Publish a mail to each operator, unless the holder crashed or the hour has had its mails.
-
-    The hour's mails are numbered, and the number is in the dedupe key: however many processes report at once, no number
-    goes out twice, and none beyond the last.
-    """
+    """Mail an incident when it is new, unless its holder crashed."""
     if not created or incident.fate == Incident.Fate.CRASHED:
         return
-    for operator in settings.ALERT_EMAILS:
-        if not _publish_numbered(incident, operator):
-            logger.warning("No mail about %s: %d went out within the hour.", incident, MAILS_PER_HOUR)
-
-
-def _publish_numbered(incident: Incident, operator: str) -> bool:
-    for number in range(1, MAILS_PER_HOUR + 1):
-        key = f"alert:incident:{incident.seen_at:%Y-%m-%dT%H}:{number}:{operator}"
-        content = _content(incident, operator, last=number == MAILS_PER_HOUR)
-        try:
-            with transaction.atomic():
-                outbox.publish("email", content, dedupe_key=key)
-        except DedupeConflict:
-            continue
-        return True
-    return False
-
-
-def _content(incident: Incident, operator: str, *, last: bool) -> dict[str, str]:
     text = (
         f"The lease on {incident.resource} (token {incident.token}) ended without release.\n\n"
         f"Seen: {incident.get_detector_display()}, at {incident.seen_at:%Y-%m-%d %H:%M:%S} UTC.\n"
@@ -56,9 +37,45 @@ def _content(incident: Incident, operator: str, *, last: bool) -> dict[str, str]
         "and something is slower than LEASES_TTL allows for, or was frozen.\n\n"
         f"Look at it: python manage.py leases show {incident.resource}\n"
     )
-    if last:
+    _mail("incident", incident.seen_at, f"Lease on {incident.resource} ended under its holder", text)
+
+
+def mail_parked(sender: object, *, dedupe_key: str, state: str, reason: str, **kwargs: Any) -> None:
+    """Mail that a message waits for a person; one about an alert itself would only make more of them."""
+    if dedupe_key.startswith(_PREFIX):
+        return
+    text = (
+        f"The message {dedupe_key} is {state.replace('_', ' ')}: {reason}.\n\n"
+        "It is not sent again by itself. Find out whether it arrived, then decide:\n"
+        "python manage.py outbox show KEY, python manage.py outbox resolve KEY\n"
+    )
+    _mail("parked", datetime.now(UTC), f"A message is {state.replace('_', ' ')}", text)
+
+
+def _mail(kind: str, at: datetime, subject: str, text: str) -> None:
+    """Publish a mail to each operator, unless the hour has had its mails of this kind.
+
+    The hour's mails are numbered, and the number is in the dedupe key: however many processes report at once, no number
+    goes out twice, and none beyond the last.
+    """
+    for operator in settings.ALERT_EMAILS:
+        if not any(
+            _publish(f"{_PREFIX}{kind}:{at:%Y-%m-%dT%H}:{number}:{operator}", operator, subject, text, number)
+            for number in range(1, MAILS_PER_HOUR + 1)
+        ):
+            logger.warning("Not mailed to %s, %d went out within the hour: %s", operator, MAILS_PER_HOUR, subject)
+
+
+def _publish(key: str, operator: str, subject: str, text: str, number: int) -> bool:
+    if number == MAILS_PER_HOUR:
         text += f"\nThis is mail {MAILS_PER_HOUR} within an hour. Further ones are in the log and the admin only.\n"
-    return {"to": operator, "subject": f"Lease on {incident.resource} ended under its holder", "text": text}
+    try:
+        with transaction.atomic():
+            outbox.publish("email", {"to": operator, "subject": subject, "text": text}, dedupe_key=key)
+    except DedupeConflict:
+        return False
+    return True
 
 
 incident_reported.connect(mail_incident, dispatch_uid="project.mail_incident")
+parked.connect(mail_parked, dispatch_uid="project.mail_parked")

@@ -10,6 +10,7 @@ from leases.errors import LeaseLost
 from leases.models import Incident
 from leases.process import ProcessIdentity
 from outbox.models import Message
+from outbox.signals import parked
 from project.alerts import MAILS_PER_HOUR
 from tests.leases.conftest import redis, steal  # noqa: F401 - the fixture
 from tests.waiting import wait_until
@@ -61,3 +62,13 @@ def test_flood_of_incidents_does_not_flood_the_operators() -> None:
     assert Incident.objects.count() == MAILS_PER_HOUR * 2 + 2
     # Two operators; a flood that crosses the full hour is at most two hours' worth.
     assert Message.objects.count() in (MAILS_PER_HOUR * 2, MAILS_PER_HOUR * 4)
+
+
+def test_message_in_doubt_is_mailed_and_an_alert_in_doubt_is_not() -> None:
+    for key in ("invoice:C1:v1", "alert:parked:2026-05-01T00:1:ops@example.org"):
+        parked.send(
+            None, message_id=1, channel="email", dedupe_key=key, state="in_doubt", reason="silence", using="default"
+        )
+    mails = Message.objects.order_by("id")
+    assert len(mails) == 2  # one per operator
+    assert "invoice:C1:v1 is in doubt: silence" in str(mails[0].payload)
