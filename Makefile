@@ -38,7 +38,8 @@ admin: setup ## the admin in a browser on this machine, with a development user 
 
 .PHONY: test
 test: setup ## the test suite, on servers of its own
-	@$(PYTHON) -m pytest $(ARGS)
+	@# Most tests wait for other processes, so more of them than there are cores run side by side.
+	@$(PYTHON) -m pytest -n 3 $(ARGS)
 
 .PHONY: check
 check: setup ## lint, types, import rules, migrations, and Django's deployment checks
