@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from django.db import InterfaceError, OperationalError, connections
+from django.db import InterfaceError, InternalError, OperationalError, connections
 
 from outbox import forgetting, metrics
 from outbox.channels.base import boottime
@@ -130,7 +130,8 @@ class Drainer:
                     self._turn()
                     self._backoff = 0.0
                     self._progress(self.report.tally)
-                except (OperationalError, InterfaceError) as error:
+                # InternalError: a connection that outlived a failover leads to a standby, which is read-only.
+                except (OperationalError, InterfaceError, InternalError) as error:
                     if not self._survives(error):
                         self.report.database_lost = True
                         break

@@ -80,15 +80,17 @@ def publish(
 
 
 def cancel(dedupe_key: str, *, using: str | None = None) -> bool:
-    """Take an unsent message back in the caller's transaction; True if it will now not be sent.
+    """Take an unsent message back in the caller's transaction; True if it was not sent, and now will not be.
 
-    False when there is none, or it is beyond recall: being sent, sent, in doubt. A message whose sending is given up
-    (dead) is cancelled too, so that nobody sends it again by hand. Raises NotInTransaction outside atomic().
+    False when there is none, or it is beyond recall: being sent, sent, in doubt. Also when it was in doubt until a
+    person decided: it is cancelled, and may have arrived all the same. A message whose sending is given up (dead) is
+    cancelled too, so that nobody sends it again by hand. Raises NotInTransaction outside atomic().
     """
     alias = _in_transaction("cancel()", using)
     with connections[alias].cursor() as cursor:
         cursor.execute(statement("cancel"), {"dedupe_key": dedupe_key})
-        return cursor.fetchone() is not None
+        row = cursor.fetchone()
+        return row is not None and bool(row[0])
 
 
 def _in_transaction(what: str, using: str | None) -> str:

@@ -66,7 +66,9 @@ class SmtpConversation:
         """One conversation; None when the connection turned out to be gone at its first word."""
         try:
             smtp = self._open(deadline)
-        except (OSError, smtplib.SMTPException) as error:
+        except DeadlinePassed:
+            raise
+        except Exception as error:  # whatever it is (a password that is not ASCII): no word of the message was said
             self._abandon()
             return Answer(Outcome.NOT_HANDED_OVER, f"no connection to the server: {_said(error)}", unreachable=True)
         first_word = True

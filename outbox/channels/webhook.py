@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from django.utils import timezone
 
@@ -76,7 +76,7 @@ class WebhookChannel(Channel):
         """The body and the webhook-id, which stay the same on every attempt."""
         if set(content) != {"receiver", "type", "data"}:
             raise InvalidContent(self.name, f"it has the fields {sorted(content)}, not receiver, type and data")
-        if content["receiver"] not in self._receivers:
+        if content["receiver"] not in list(self._receivers):  # a list, since it may be anything
             raise InvalidContent(self.name, f"there is no receiver {content['receiver']!r}")
         body = {"type": content["type"], "timestamp": timezone.now().isoformat(), "data": content["data"]}
         return {
@@ -87,8 +87,8 @@ class WebhookChannel(Channel):
 
     def host(self, payload: Any) -> str:
         """The receiver's host."""
-        receiver = self._receivers.get(payload.get("receiver", "")) if isinstance(payload, dict) else None
-        return receiver.host if receiver else ""
+        id = payload.get("receiver") if isinstance(payload, dict) else None
+        return self._receivers[id].host if isinstance(id, str) and id in self._receivers else ""
 
     @property
     def send_timeout(self) -> timedelta:
@@ -110,7 +110,7 @@ class WebhookChannel(Channel):
         except OSError as error:
             return Answer(Outcome.NOT_HANDED_OVER, f"no connection to {receiver.host}: {error}", unreachable=True)
         # A receiver that drips its answer byte by byte never runs into the timeout of a single read.
-        cutter = threading.Timer(self._timeout, _cut, [connection])
+        cutter = threading.Timer(self._timeout, _cut, [connection.sock])
         cutter.start()
         try:
             parcel.deadline.check()
@@ -191,15 +191,23 @@ def _start_of(response: http.client.HTTPResponse) -> str:
         return ""
 
 
-def _cut(connection: http.client.HTTPConnection) -> None:
-    with contextlib.suppress(OSError, AttributeError):
-        connection.sock.shutdown(socket.SHUT_RDWR)
+def _cut(connected: socket.socket) -> None:
+    # The socket itself: the connection forgets it as soon as an answer says "Connection: close".
+    with contextlib.suppress(OSError):
+        connected.shutdown(socket.SHUT_RDWR)
+
+
+def _has_a_port(parts: SplitResult) -> bool:
+    try:
+        return parts.port != 0
+    except ValueError:
+        return False
 
 
 def _receiver(channel: str, id: str, config: Mapping[str, Any]) -> Receiver:
     setting = f"receiver {id!r} of channel {channel!r}"
     parts = urlsplit(str(config.get("url", "")))
-    if parts.scheme not in ("https", "http") or not parts.hostname or parts.username:
+    if parts.scheme not in ("https", "http") or not parts.hostname or parts.username or not _has_a_port(parts):
         raise InvalidSetting(setting, f"its url is {config.get('url')!r}, not https://host/path")
     secrets = config.get("secrets") or []
     if not secrets or isinstance(secrets, str):

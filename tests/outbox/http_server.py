@@ -28,6 +28,12 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.write(bytes([byte]))
                 time.sleep(0.2)
             return
+        if server.mode == "drip_text":
+            self.wfile.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n")
+            for _ in range(40):
+                self.wfile.write(b".")
+                time.sleep(0.2)
+            return
         self.send_response(server.status)
         for name, value in server.headers.items():
             self.send_header(name, value)

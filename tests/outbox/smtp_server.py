@@ -84,7 +84,10 @@ class _Conversation(socketserver.StreamRequestHandler):
             address = re.search(rb"<(.*)>", rest)
             match verb.upper():
                 case b"EHLO" | b"HELO":
-                    self._say(b"250 test")
+                    lines = [b"test", *self.server.extensions]
+                    for line in lines[:-1]:
+                        self._say(b"250-" + line)
+                    self._say(b"250 " + lines[-1])
                 case b"MAIL":
                     if self.server.mode == "drop_at_mail":
                         self._hang_up()
@@ -161,6 +164,7 @@ class MailServer(socketserver.ThreadingTCPServer):
         super().__init__(("127.0.0.1", 0), _Conversation)
         self.mode = mode
         self.delay = 0.2
+        self.extensions: list[bytes] = []
         self.received: list[Envelope] = []
         self.connections: list[Any] = []
         self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)

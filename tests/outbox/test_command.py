@@ -3,6 +3,7 @@
 import io
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -66,3 +67,13 @@ def test_lost_database_ends_a_run_from_cron_with_its_own_code(
     process = processes.start("drain_outbox", "--once", env=env)
     assert process.wait(60) == 75, process.output()
     assert process.output().count("the database does not answer") < 12  # it backs off, and does not spin
+
+
+def test_health_file_that_cannot_be_written_leaves_nothing_in_doubt(
+    mail_server: MailServer, publish: Publish, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    mail_server.mode = "slow"
+    publish()
+    assert run("--until-empty", "--health-file", str(tmp_path / "gone" / "health"))[1] == 0
+    assert "cannot write the health file" in caplog.text
+    assert Message.objects.get().state == State.SENT

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import IntegrityError, connection
+from django.db import IntegrityError, connection, transaction
 from django.utils import timezone
 
+import outbox
 from outbox.claims import Statements
 from outbox.decisions import Action, decide
 from outbox.drain import Report
@@ -210,3 +211,13 @@ def test_pruning_what_is_not_done_is_refused_by_the_database(publish: Publish) -
     in_state(publish, "dead")
     with pytest.raises(IntegrityError, match="pruned_only_when_done"):
         Message.objects.update(payload=None)
+
+
+@pytest.mark.parametrize("action", [Action.SEND_AGAIN, Action.CANCEL])
+def test_cancel_says_no_when_a_person_decided_while_the_receiver_may_have_it(action: Action, publish: Publish) -> None:
+    # What was in doubt may have arrived, whatever was decided since: a caller who takes it back has to tell somebody.
+    message = in_state(publish, "in_doubt")
+    decide(action, message.id, reason="customer called", by="anna")
+    with transaction.atomic():
+        assert not outbox.cancel(message.dedupe_key)
+    assert Message.objects.get().state == State.CANCELLED

@@ -319,3 +319,17 @@ def test_server_that_holds_the_text_until_the_claim_ran_out_gets_no_final_dot(
     mail_server.mode = "accept"
     wait_until(lambda: drain().tally["sent"], 10)
     assert len(mail_server.received) == 1
+
+
+def test_connection_that_a_failover_left_on_a_standby_is_given_up_and_nothing_is_in_doubt(
+    mail_server: MailServer, publish: Publish, drain: Drain, on_event: Callable[..., None]
+) -> None:
+    def become_a_standby() -> None:  # as it looks from a connection that outlived the failover: SQLSTATE 25006
+        connection.cursor().execute("SET default_transaction_read_only = on")
+
+    publish()
+    on_event("outbox.marking", become_a_standby)
+    report = drain()
+    assert (report.tally["sent"], report.database_lost) == (1, False)
+    assert Message.objects.get().state == State.SENT
+    assert len(mail_server.received) == 1

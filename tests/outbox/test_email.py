@@ -251,3 +251,15 @@ def test_a_backend_that_raises_leaves_the_message_in_doubt(publish: Publish, dra
     message = Message.objects.get()
     assert message.state == State.IN_DOUBT
     assert "RuntimeError: no idea" in message.last_error
+
+
+def test_login_that_cannot_even_be_said_is_known_not_to_be_handed_over(
+    mail_server: MailServer, publish: Publish, drain: Drain, settings: Any
+) -> None:
+    # smtplib raises UnicodeEncodeError for such a password: neither OSError nor SMTPException.
+    mail_server.extensions = [b"AUTH LOGIN PLAIN"]
+    settings.EMAIL_HOST_USER, settings.EMAIL_HOST_PASSWORD = "anna", "pässword"
+    publish()
+    drain()
+    message = Message.objects.get()
+    assert (message.state, message.attempts) == (State.PENDING, 0)

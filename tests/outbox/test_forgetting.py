@@ -114,3 +114,14 @@ def test_drainer_ends_with_its_own_exit_code(publish: Publish, drain: Drain, mai
         call_command("drain_outbox", "--watch", stdout=io.StringIO())
     code: Any = caught.value.code
     assert code == 4
+
+
+def test_drainer_that_holds_a_claim_during_the_command_gives_nothing_back(publish: Publish) -> None:
+    publish()
+    statements = Statements("default")
+    claim = statements.claim("email", limit=1, ttl=timedelta(seconds=60), drainer="of before")
+    assert claim
+    after_failover()
+    assert statements.give_back(claim.number, [claim.held[0].id]) == 0
+    message = Message.objects.get()
+    assert (message.state, message.attempts) == (State.IN_DOUBT, 0)

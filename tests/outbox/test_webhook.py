@@ -215,6 +215,7 @@ def test_receiver_that_is_gone_from_the_settings_is_a_permanent_failure(
     [
         ({"receivers": {"a": {"url": "ftp://x/", "secrets": ["whsec_" + "A" * 44]}}}, "not https"),
         ({"receivers": {"a": {"url": "https://user@x/", "secrets": ["whsec_" + "A" * 44]}}}, "not https"),
+        ({"receivers": {"a": {"url": "https://x:99999/", "secrets": ["whsec_" + "A" * 44]}}}, "not https"),
         ({"receivers": {"a": {"url": "https://x/", "secrets": []}}}, "no list of secrets"),
         ({"receivers": {"a": {"url": "https://x/", "secrets": ["whsec_!"]}}}, "base64"),
         ({"receivers": {"a": {"url": "https://x/", "secrets": ["whsec_AAAA"]}}}, "less than 24 bytes"),
@@ -228,8 +229,35 @@ def test_settings_that_cannot_work_are_refused(options: dict[str, Any], reason: 
         channels.channel("hook")
 
 
-@pytest.mark.parametrize("content", [{"receiver": "crm"}, {"receiver": "x", "type": "t", "data": 1}])
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"receiver": "crm"},
+        {"receiver": "x", "type": "t", "data": 1},
+        {"receiver": ["x"], "type": "t", "data": 1},
+    ],
+)
 def test_content_that_cannot_be_sent_is_refused(content: dict[str, Any], settings: Any) -> None:
     configure(settings, "https://example.org/")
     with pytest.raises(errors.InvalidContent):
         channels.channel("hook").prepare(content, dedupe_key="k")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_text_of_an_answer_that_drips_is_cut_off_and_the_status_stands(receiver: Receiver, drain: Drain) -> None:
+    receiver.mode = "drip_text"
+    publish()
+    began = time.monotonic()
+    drain(channel="hook")
+    assert time.monotonic() - began < 5
+    assert Message.objects.get().state == State.SENT
+
+
+@pytest.mark.django_db(transaction=True)
+def test_poison_whose_receiver_is_no_name_stops_nobody(receiver: Receiver, drain: Drain) -> None:
+    publish("poison")
+    Message.objects.update(payload={"receiver": ["crm"]})
+    publish("good")
+    drain(channel="hook")
+    states = dict(Message.objects.values_list("dedupe_key", "state"))
+    assert states == {"poison": State.DEAD, "good": State.SENT}

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import logging
 import os
 import signal
 import sys
@@ -22,6 +23,8 @@ from outbox.drain import Drainer, Until
 from outbox.errors import OutboxError
 from outbox.lane import Pace
 from outbox.models import Message, State
+
+logger = logging.getLogger("outbox.drain")
 
 EXIT_PARKED = 3
 EXIT_FORGOT = 4
@@ -158,12 +161,18 @@ class _Progress:
             return
         self._said_at = time.monotonic()
         if self._health_file:
-            now = datetime.now(UTC).isoformat()
-            new = self._health_file.with_name(f"{self._health_file.name}.{os.getpid()}")
-            new.write_text(json.dumps({"at": now, "pid": os.getpid(), **tally}) + "\n")
-            new.replace(self._health_file)
+            self._write(self._health_file, tally)
         if self._tty:
             sys.stderr.write(f"\r{_sentence(tally)}\x1b[K\r")
+
+    def _write(self, health_file: Path, tally: Counter[str]) -> None:
+        now = datetime.now(UTC).isoformat()
+        new = health_file.with_name(f"{health_file.name}.{os.getpid()}")
+        try:
+            new.write_text(json.dumps({"at": now, "pid": os.getpid(), **tally}) + "\n")
+            new.replace(health_file)
+        except OSError as error:  # a full disk must not leave what is in hand in doubt; the file gets old, and says so
+            logger.error("cannot write the health file: %s", error)
 
 
 def _pace(options: dict[str, Any]) -> Pace:
