@@ -26,8 +26,8 @@ def invoice_customer(customer_id: int, period: str) -> None:
     The broker's own retries are only for when not even the failure could be written down.
     """
     slot = Slot(customer_id, Period.parse(period))
-    if (lease := current_lease(slot.resource)) and runs.is_parked(slot, using=lease.using):
-        logger.info("%s is parked; this message came too late.", slot)
+    if (lease := current_lease(slot.resource)) and _came_too_late(slot, using=lease.using):
+        logger.info("%s is concluded; this message came too late.", slot)
         return
     try:
         outcome = invoice(customer_id, slot.period)
@@ -43,6 +43,14 @@ def invoice_customer(customer_id: int, period: str) -> None:
             delay=outcome.retry_in,
             run=message.options.get("run") if message else None,
         )
+
+
+def _came_too_late(slot: Slot, *, using: str) -> bool:
+    """Say whether a run concluded the slot without a live invoice: parked, skipped, or invoiced and void since.
+
+    That stays so until another run or a person asks again; a message that comes twice does not ask.
+    """
+    return runs.is_concluded(slot, using=using) and slot.live_invoice(using=using) is None
 
 
 def _unforeseen(slot: Slot, error: Exception) -> Outcome:

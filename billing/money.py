@@ -50,6 +50,11 @@ def exact_sum(left: Decimal, right: Decimal) -> Decimal:
     return _EXACT.add(left, right)
 
 
+def exact_text(number: Decimal) -> str:
+    """Return the number without trailing zeros or exponent, all its digits kept; the default context would keep 28."""
+    return f"{number.normalize(_EXACT):f}"
+
+
 def tax_minor(base_minor: int, rate: Decimal) -> int:
     """Return the tax on a summed base at `rate` (a fraction: 0.19), rounded once half up. Source: EN 16931 BR-CO-17."""
     return int(_EXACT.multiply(Decimal(base_minor), rate).quantize(Decimal(1), context=_EXACT))

@@ -149,5 +149,5 @@ def _bounds(customer: Customer, period: Period) -> tuple[datetime, datetime]:
         return period.bounds(customer.timezone)
     except money.UnknownCurrency as error:
         raise InvalidCustomer(str(error)) from error
-    except (ZoneInfoNotFoundError, ValueError) as error:
+    except (ZoneInfoNotFoundError, ValueError, OSError) as error:  # OSError: 'America' is a folder
         raise InvalidCustomer(f"{customer.timezone!r} is not an IANA time zone") from error

@@ -144,11 +144,11 @@ def attempts(slot: Slot, *, using: str) -> int:
     return int(open_items.aggregate(most=Max("attempts"))["most"] or 0)
 
 
-def is_parked(slot: Slot, *, using: str) -> bool:
-    """Say whether the slot waits for a person: an item of it is parked, and none is open."""
+def is_concluded(slot: Slot, *, using: str) -> bool:
+    """Say whether runs asked for the slot and nothing is left to do: it has items, and none is open."""
     items = Item.objects.using(using).filter(customer_id=slot.customer_id, run__period=slot.dates)
     outcomes = set(items.values_list("outcome", flat=True))
-    return Item.Outcome.PARKED in outcomes and outcomes.isdisjoint(Item.OPEN)
+    return bool(outcomes) and outcomes.isdisjoint(Item.OPEN)
 
 
 def retry_delay(attempt: int) -> timedelta:

@@ -28,6 +28,7 @@ logger = logging.getLogger("billing.tax")
 
 TRIES = 3
 LONGEST_PAUSE = timedelta(seconds=2)
+LONGEST_WISH = timedelta(days=1)
 RATE_PLACES = 6  # as InvoiceLine.tax_rate stores it
 
 Question = dict[str, Any]
@@ -133,12 +134,12 @@ def _check_rate(document: str, text: str) -> None:
 
 
 def _retry_after(response: httpx.Response) -> timedelta | None:
-    """Return how long the service asks to be left alone (RFC 9110, 10.2.3: seconds or a date)."""
+    """Return how long the service asks to be left alone (RFC 9110, 10.2.3: seconds or a date), at most a day."""
     text = response.headers.get("Retry-After", "").strip()
     if text.isascii() and text.isdigit():
-        return timedelta(seconds=min(int(text), 86_400))
+        return min(timedelta(seconds=int(text[:9])), LONGEST_WISH)
     try:
-        return max(timedelta(0), parsedate_to_datetime(text) - datetime.now(UTC))
+        return min(max(timedelta(0), parsedate_to_datetime(text) - datetime.now(UTC)), LONGEST_WISH)
     except (ValueError, TypeError):
         return None
 

@@ -24,6 +24,8 @@ def text(name: str, value: str, max_length: int, *, blank: bool = False) -> str:
         raise Refused(f"{name} is empty")
     if len(value) > max_length:
         raise Refused(f"{name} is longer than {max_length} characters")
+    if len(value.splitlines()) > 1:
+        raise Refused(f"{name} contains a line break; is a quote before it not closed?")
     return value
 
 

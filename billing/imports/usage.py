@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from django.db.models import Min
 
+from billing import money
 from billing.imports import fields
 from billing.imports.batches import Record, insert_new
 from billing.imports.fields import Refused
@@ -43,8 +44,8 @@ class UsageRow:
     @property
     def digest(self) -> str:
         """SHA-256 of what the row means, whatever way its numbers and times are written."""
-        amount = None if self.amount is None else f"{self.amount.normalize():f}"
-        content = [self.customer, self.metric, self.subject, f"{self.quantity.normalize():f}"]
+        amount = None if self.amount is None else money.exact_text(self.amount)
+        content = [self.customer, self.metric, self.subject, money.exact_text(self.quantity)]
         content += [amount or "", self.currency, self.tax_category, self.occurred_at.isoformat()]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 

@@ -5,7 +5,8 @@ from django.db import OperationalError
 
 from billing import actors, runs
 from billing.actors import invoice_customer
-from billing.models import Customer, Item
+from billing.crediting import void
+from billing.models import Customer, Invoice, Item
 from billing.periods import Period
 from leases.errors import LeaseBusy
 from tests.billing.conftest import TaxService
@@ -96,3 +97,28 @@ def test_failure_without_an_item_is_raised_for_the_broker_to_retry(
     with pytest.raises(ZeroDivisionError):
         invoice_customer(customer.pk, "2026-05")
     assert not sent
+
+
+def test_message_that_comes_again_after_a_void_does_not_bill_the_slot_anew(
+    customer: Customer, sent: list[dict[str, object]]
+) -> None:
+    # The broker delivers twice, and the rescuer sends messages too many; only a person or a run bills what is void.
+    invoice_customer(customer.pk, "2026-05")
+    void(Item.objects.get().invoice_id or 0, "wrong price")
+    invoice_customer(customer.pk, "2026-05")
+    assert [invoice.status for invoice in Invoice.objects.all()] == ["void"]
+    runs.plan(MAY)
+    invoice_customer(customer.pk, "2026-05")
+    assert [(i.version, i.status) for i in Invoice.objects.order_by("pk")] == [(1, "void"), (2, "issued")]
+
+
+def test_message_that_comes_again_after_nothing_was_to_invoice_bills_nothing_later(
+    tax: TaxService, sent: list[dict[str, object]]
+) -> None:
+    customer = make_customer()
+    runs.plan(MAY)
+    invoice_customer(customer.pk, "2026-05")
+    make_usage(customer, "late", amount="1.00")
+    invoice_customer(customer.pk, "2026-05")
+    assert Item.objects.get().outcome == "skipped"
+    assert not Invoice.objects.exists()

@@ -8,6 +8,7 @@ from billing.invoicing import invoice
 from billing.models import CreditNote, Customer, Invoice, Item, Series, UsageEvent
 from billing.outcomes import Outcome
 from billing.periods import Period
+from outbox.decisions import Action, decide
 from outbox.models import Message, State
 from tests.billing.at_once import at_once
 from tests.billing.conftest import TaxService
@@ -81,3 +82,13 @@ def test_late_usage_is_billed_with_the_reissue(customer: Customer) -> None:
     make_usage(customer, "late", amount="5.00")
     void(made.invoice_id or 0, "late usage")
     assert Invoice.objects.get(pk=invoice(customer.pk, MAY).invoice_id).net_minor == 1500
+
+
+def test_credit_note_is_mailed_when_the_invoice_may_have_been_though_a_person_stopped_its_mail(
+    customer: Customer,
+) -> None:
+    made = invoice(customer.pk, MAY)
+    Message.objects.update(state=State.IN_DOUBT)
+    decide(Action.CANCEL, Message.objects.get().pk, reason="not again", by="anna")
+    void(made.invoice_id or 0, "wrong price")
+    assert Message.objects.filter(dedupe_key__startswith="credit:", state=State.PENDING).count() == 1

@@ -256,3 +256,28 @@ def test_focus_customer_and_key_columns_can_be_named(run_import: Import) -> None
     )
     options = ("--format", "focus", "--customer-column", "BillingAccountId", "--key-column", "Id")
     assert counts(run_import("import_usage", rows, *options)) == (2, 0, 0, 0)
+
+
+def test_quantities_that_differ_in_their_last_of_33_digits_conflict(run_import: Import) -> None:
+    make_customer("A")
+    row = "k,A,hours,,{},2026-05-02T10:00:00Z\n"
+    make_price("hours")
+    assert counts(run_import("import_usage", USAGE_HEADER + row.format("123456789012345678.123456789012345")))[0] == 1
+    again = run_import("import_usage", USAGE_HEADER + row.format("123456789012345678.123456789012346"))
+    assert counts(again) == (0, 0, 1, 0)
+
+
+def test_quote_that_is_never_closed_does_not_swallow_the_next_row_silently(run_import: Import) -> None:
+    report = run_import(
+        "import_customers",
+        'code,email,currency,name\nA,a@example.com,EUR,"A Ltd\nB,b@example.com,EUR,B Ltd\n',
+    )
+    assert counts(report) == (0, 0, 0, 1)
+    assert "line break" in report["problems"][0]["reason"]
+
+
+@pytest.mark.parametrize("option", ["--source", "--tax-category"])
+def test_option_that_would_be_cut_short_is_wrong_usage(option: str, tmp_path: Path) -> None:
+    with pytest.raises(CommandError, match="is longer than") as refused:
+        call_command("import_usage", str(FOCUS_SMALL), "--format", "focus", option, "x" * 101)
+    assert refused.value.returncode == 2

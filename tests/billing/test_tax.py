@@ -199,6 +199,14 @@ def test_wish_to_be_left_alone_may_be_a_date(tax: TaxService, settings: Settings
     assert timedelta(minutes=4) < retry_in <= timedelta(minutes=5)
 
 
+def test_wish_to_be_left_alone_for_ever_is_not(tax: TaxService, settings: Settings) -> None:
+    customer = make_customer()
+    make_usage(customer, "1", amount="1.00")
+    with server(lambda question: (503, {"Retry-After": "Fri, 31 Dec 9999 23:59:59 GMT"}, b"")) as (url, _):
+        settings.BILLING_TAX_URL = url
+        assert invoice(customer.pk, MAY).retry_in == timedelta(days=1)
+
+
 @pytest.mark.parametrize("status", [401, 403, 404, 500, 502])
 def test_misconfigured_service_parks_nobody(tax: TaxService, settings: Settings, status: int) -> None:
     customer = make_customer()

@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from django.core.management.base import CommandParser
+from django.core.management.base import CommandError, CommandParser
 
+from billing.imports import fields
 from billing.imports.command import ImportCommand
 from billing.imports.focus import FocusImporter
 from billing.imports.usage import NegativeRows, UsageImporter
@@ -50,13 +51,20 @@ period, service, SKU, resource and description are; where the file has an id per
         focus.add_argument("--tax-category", metavar="NAME", default="standard", help="default: %(default)s")
 
     def importer(self, options: dict[str, Any]) -> UsageImporter:
-        source = options["source"] or options["format"]
+        source = _name("--source", options["source"] or options["format"], 100)
         if options["format"] == "csv":
             return UsageImporter(source=source, negative_rows=options["negative_rows"])
         return FocusImporter(
             source=source,
             customer_column=options["customer_column"],
             key_column=options["key_column"],
-            tax_category=options["tax_category"],
+            tax_category=_name("--tax-category", options["tax_category"], 30),
             negative_rows=options["negative_rows"],
         )
+
+
+def _name(option: str, value: str, max_length: int) -> str:
+    try:
+        return fields.text(option, value, max_length)
+    except fields.Refused as refused:
+        raise CommandError(str(refused), returncode=2) from refused

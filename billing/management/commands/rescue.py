@@ -34,7 +34,7 @@ class Command(BaseCommand):
         mode = parser.add_mutually_exclusive_group(required=True)
         mode.add_argument("--once", action="store_true", help="one pass")
         mode.add_argument("--watch", action="store_true", help="a pass every --interval, until stopped")
-        parser.add_argument("--interval", type=float, metavar="SECONDS", default=2.0, help="default: %(default)s")
+        parser.add_argument("--interval", type=_seconds, metavar="SECONDS", default=2.0, help="default: %(default)s")
 
     def handle(self, **options: Any) -> None:
         if options["once"]:
@@ -56,6 +56,13 @@ class Command(BaseCommand):
         rescued = rescuer.rescue()
         if rescued:
             self.stdout.write(f"enqueued again: {rescued.abandoned} abandoned, {rescued.stalled} stalled")
+
+
+def _seconds(value: str) -> float:
+    seconds = float(value)
+    if not 0 < seconds < 10**6:
+        raise argparse.ArgumentTypeError("must be a number of seconds above 0")
+    return seconds
 
 
 def stop_event() -> threading.Event:
