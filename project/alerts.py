@@ -6,6 +6,7 @@ is in doubt or dead waits for a decision.
 """
 
 import logging
+import shlex
 from datetime import UTC, datetime
 from typing import Any
 
@@ -46,8 +47,9 @@ def mail_parked(sender: object, *, dedupe_key: str, state: str, reason: str, **k
         return
     text = (
         f"The message {dedupe_key} is {state.replace('_', ' ')}: {reason}.\n\n"
-        "It is not sent again by itself. Find out whether it arrived, then decide:\n"
-        "python manage.py outbox show KEY, python manage.py outbox resolve KEY\n"
+        "It is not sent again by itself. Find out whether it arrived, then decide, in the admin or here:\n"
+        f"python manage.py outbox show {shlex.quote(dedupe_key)}\n"
+        "python manage.py outbox resolve --help\n"
     )
     _mail("parked", datetime.now(UTC), f"A message is {state.replace('_', ' ')}", text)
 
