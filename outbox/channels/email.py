@@ -34,7 +34,7 @@ class EmailChannel(Channel):
         """Render the mail with its Message-ID and Date; see `render` for the fields."""
         try:
             return render(content, default_from=django_settings.DEFAULT_FROM_EMAIL)
-        except (ValueError, LookupError) as error:
+        except (ValueError, LookupError, TypeError) as error:
             raise InvalidContent(self.name, str(error)) from error
 
     def send(self, parcel: Parcel) -> Answer:

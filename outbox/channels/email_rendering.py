@@ -2,6 +2,7 @@
 
 import base64
 import binascii
+import re
 from collections.abc import Mapping
 from email.headerregistry import Address
 from email.message import EmailMessage
@@ -14,6 +15,7 @@ from django.utils import timezone
 # Seven bits only, so that every server takes the mail as it is and nobody on the way has a reason to rewrite it.
 POLICY = SMTP.clone(cte_type="7bit")
 FIELDS = {"to", "cc", "bcc", "reply_to", "subject", "text", "html", "from", "headers", "attachments"}
+HEADER_NAME = re.compile(r"[!-9;-~]+")  # RFC 5322 3.6.8; EmailMessage takes any text, also one with line ends
 OURS = {"to", "cc", "bcc", "from", "subject", "reply-to", "message-id", "date", "mime-version", "content-type"}
 
 
@@ -50,6 +52,8 @@ def render(content: Mapping[str, Any], *, default_from: str) -> Mail:
     mail["Date"] = format_datetime(timezone.now())
     mail["Message-ID"] = message_id = make_msgid(domain=sender.domain)
     for name, value in _mapping("headers", content.get("headers", {})).items():
+        if not HEADER_NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is not the name of a header")
         if name.lower() in OURS:
             raise ValueError(f"the header {name} is made from the other fields")
         mail[name] = _text(f"header {name}", value)
@@ -112,7 +116,9 @@ def _one_address(name: str, value: Any) -> Address:
     address = header.addresses[0] if len(header.addresses) == 1 else None
     if address and not address.username.isascii():
         raise ValueError(f"{name} is {value!r}, and not every mail server takes letters beyond ASCII before the @")
-    if header.defects or not address or not address.username or not address.domain:
+    # Line separators and zero-width letters are dropped silently on the way, which makes it another address.
+    bent = len(value.splitlines()) != 1 or not (address and address.domain.isprintable())
+    if bent or header.defects or not address or not address.username or not address.domain:
         raise ValueError(f"{name} is {value!r}, not one email address")
     try:
         domain = address.domain.encode("idna").decode("ascii")

@@ -151,7 +151,12 @@ def test_six_naive_publishers_that_look_first_make_several_messages() -> None:
         ({**MAIL, "to": ["a@example.org, b@example.org"]}, "not one email address"),
         ({**MAIL, "to": "jörg@example.org"}, "beyond ASCII"),
         ({**MAIL, "subject": "a\r\nBcc: evil@example.org"}, "newline|linefeed|header"),
+        ({**MAIL, "to": "a@example.org\u2028b"}, "not one email address"),  # the parser would make it example.orgb
+        ({**MAIL, "to": "a@exam\u200bple.org"}, "not one email address"),  # IDNA would make it example.org
         ({**MAIL, "headers": {"Message-ID": "<x@y>"}}, "made from the other fields"),
+        ({**MAIL, "headers": {"X-A: 1\r\nBcc": "evil@example.org"}}, "not the name of a header"),
+        ({**MAIL, "headers": {"Bcc ": "evil@example.org"}}, "not the name of a header"),
+        ({**MAIL, "headers": {"": "a"}}, "not the name of a header"),
         ({**MAIL, "text": None}, "neither text nor html"),
         ({**MAIL, "text": 7}, "not text"),
         ({**MAIL, "txet": "a"}, "unknown fields txet"),
@@ -161,6 +166,7 @@ def test_six_naive_publishers_that_look_first_make_several_messages() -> None:
         ({**MAIL, "attachments": [{"name": "a", "type": "text/plain", "base64": "%"}]}, "base64"),
         ({**MAIL, "attachments": [{"name": "a", "type": "pdf", "base64": ""}]}, "application/pdf"),
         ({**MAIL, "attachments": [{"name": "a"}]}, "has no base64, type"),
+        ({**MAIL, "attachments": 5}, "not iterable"),
     ],
 )
 def test_content_that_cannot_be_sent_is_refused_at_publish(content: dict[str, Any], reason: str) -> None:
