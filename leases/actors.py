@@ -137,7 +137,7 @@ def put_back(error: BaseException, *, lost: bool = False, delay: timedelta | Non
         raise error
     losses = int(message.options.get(_LOSSES, 0)) + lost
     if delay is None:
-        delay = min(conf.RETRY_DELAY * 2**losses, conf.MAX_RETRY_DELAY)
+        delay = min(conf.RETRY_DELAY * 2 ** min(losses, 20), conf.MAX_RETRY_DELAY)
     delay *= random.uniform(0.5, 1.5)  # noqa: S311
     again = message.copy(options={_LOSSES: losses})
     dramatiq.get_broker().enqueue(again, delay=round(delay / timedelta(milliseconds=1)))

@@ -59,5 +59,8 @@ class Errands:
 
 
 errands = Errands()
+#: Stopping a job waits for no report: a database that is slow to take these would hold up all the stops behind them.
+stops = Errands()
 atexit.register(errands.finish)
-os.register_at_fork(after_in_child=errands.reset)
+for each in (errands, stops):
+    os.register_at_fork(after_in_child=each.reset)

@@ -154,10 +154,10 @@ class InvalidResource(LeaseError, ValueError):
 class InvalidTtl(LeaseError, ValueError):
     """A duration is not a timedelta in the allowed range."""
 
-    def __init__(self, ttl: object, *, reason: str) -> None:
+    def __init__(self, ttl: object, *, reason: str, what: str = "ttl") -> None:
         self.ttl = ttl
         self.reason = reason
-        super().__init__(f"{ttl!r} cannot be the ttl of a lease: {reason}.")
+        super().__init__(f"{ttl!r} cannot be the {what} of a lease: {reason}.")
 
 
 class NotLeased(LeaseError):

@@ -4,6 +4,7 @@ The manager sees to it that every write presents the lease this thread holds, an
 none. The trigger refuses whatever does not come through here: raw SQL, other programs, COPY, cascades.
 """
 
+import secrets
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, Self, TypeVar, cast
@@ -18,6 +19,9 @@ from leases.holding import current_lease, held_leases
 from leases.lease import Lease
 from leases.presenting import presenting
 from leases.triggers import fence_triggers, parse_template
+
+#: Names the clock of this machine, as long as it runs: an instance out of a cache may have been read on another.
+_HERE = secrets.token_hex(8)
 
 M = TypeVar("M", bound="FencedModel")
 
@@ -99,8 +103,8 @@ class FencedModel(models.Model):
         abstract = True
         base_manager_name = "objects"
 
-    #: When this instance last agreed with its row, on the clock that leases are granted on; None if it has no row yet.
-    _read_at: float | None = None
+    #: When this instance last agreed with its row, and on whose clock; None if it has no row yet.
+    _read_at: tuple[str, float] | None = None
 
     def save(self, **kwargs: Any) -> None:
         using = kwargs.get("using") or router.db_for_write(type(self), instance=self)
@@ -120,13 +124,15 @@ class FencedModel(models.Model):
     def from_db(cls, db: str | None, field_names: Collection[str], values: Collection[Any], **kwargs: Any) -> Self:
         started = boottime()
         instance = super().from_db(db, field_names, values, **kwargs)
-        instance._read_at = started
+        instance._read_at = _HERE, started
         return instance
 
     def refresh_from_db(self, *args: Any, **kwargs: Any) -> None:
         started = boottime()
         super().refresh_from_db(*args, **kwargs)
-        self._read_at = started
+        # Some fields alone, as when a deferred one is looked at, do not make the others new.
+        if (args[1] if len(args) > 1 else kwargs.get("fields")) is None:
+            self._read_at = _HERE, started
 
     def resource(self) -> str:
         """Return the name of the resource this row belongs to, as it stands in this instance."""
@@ -145,7 +151,7 @@ def _writing(rows: "Sequence[FencedModel]", using: str) -> Iterator[None]:
     leases: dict[str, Lease] = {}
     for row in rows:
         lease = _lease_of(row, using)
-        if row._read_at is not None and row._read_at < lease.granted_at:
+        if row._read_at is not None and (row._read_at[0] != _HERE or row._read_at[1] < lease.granted_at):
             raise StaleInstance(lease.resource, instance=f"{row._meta.label} {row.pk}")
         leases[lease.resource] = lease
         row.token = lease.token
@@ -158,7 +164,7 @@ def _writing(rows: "Sequence[FencedModel]", using: str) -> Iterator[None]:
         yield
     now = boottime()
     for row in rows:
-        row._read_at = now
+        row._read_at = _HERE, now
 
 
 def _lease_of(row: "FencedModel", using: str) -> Lease:

@@ -12,6 +12,7 @@ from django.db import DatabaseError
 from leases import fence
 from leases.acquiring import acquire
 from leases.conf import conf
+from leases.errors import InvalidTtl
 from leases.lease import Lease
 from leases.resources import validated
 from leases.stopping import Job
@@ -64,6 +65,7 @@ def hold(
     statement which was cancelled because the lease was lost: that is LeaseLost.
     """
     name = validated(resource)
+    _validate_linger(linger)
     mine = current_lease(name, using=using)
     if mine is not None:
         mine.check()
@@ -89,6 +91,13 @@ def hold(
         lease.release(linger=linger if ended_well else timedelta(0))
 
 
+def _validate_linger(linger: object) -> None:
+    if not isinstance(linger, timedelta):
+        raise InvalidTtl(linger, what="linger", reason="it is not a timedelta")
+    if not timedelta(0) <= linger <= conf.MAX_TTL:
+        raise InvalidTtl(linger, what="linger", reason=f"it is not between zero and LEASES_MAX_TTL ({conf.MAX_TTL})")
+
+
 @contextmanager
 def lent(lease: Lease) -> Iterator[None]:
     """Let this thread work under a lease that another thread acquired and goes on holding meanwhile."""
@@ -106,6 +115,8 @@ def _current(lease: Lease) -> Iterator[None]:
     try:
         _thread.leases[key] = lease
         lease.job.started(lease)
+        # One that was lost before it was known whom to stop would stop nobody.
+        lease.check()
         yield
     finally:
         try:
@@ -114,3 +125,12 @@ def _current(lease: Lease) -> Iterator[None]:
             # Twice, because the one asynchronous exception that a lost lease may raise can land in the first.
             lease.job.ended(lease)
             _thread.leases.pop(key, None)
+
+
+def _forked() -> None:
+    """Own nothing, and no lock that a thread of the parent held at that moment."""
+    for job in {_thread.job, *(lease.job for lease in _thread.leases.values())}:
+        job.reset()
+
+
+os.register_at_fork(after_in_child=_forked)

@@ -34,6 +34,8 @@ def interrupted_on_loss(lease: Lease) -> Iterator[None]:
 
     try:
         with lease.interruptible(interrupt):
+            # One that was lost before this would interrupt nobody.
+            lease.check()
             yield
     finally:
         if raised:

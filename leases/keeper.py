@@ -127,7 +127,7 @@ class Keeper:
 
     def _take(self, lease: "Lease", answer: redis_store.Verdict | RedisError, started: float) -> None:
         if answer == "renewed":
-            lease.renewed(started)
+            lease.still_ours(started)
         elif answer == "other":
             lease.lose(Incident.Detector.RENEWAL_REFUSED)
         elif answer == "absent":

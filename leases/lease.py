@@ -14,7 +14,7 @@ from redis.exceptions import RedisError
 from leases import fence, incidents, metrics, redis_store
 from leases.clock import boottime
 from leases.conf import conf
-from leases.errands import errands
+from leases.errands import errands, stops
 from leases.errors import LeaseLost
 from leases.models import Incident, LeaseRecord
 from leases.presenting import presenting
@@ -49,6 +49,7 @@ class Lease:
         self._redis = threading.Lock()
         self._ended: Incident.Detector | LeaseRecord.End | None = None
         self._restoring = False
+        self._unproven = False
         self._warned = False
         self.renewed(asked_at)
         self.granted_at = boottime()
@@ -108,6 +109,13 @@ class Lease:
     def as_renewal(self) -> redis_store.Renewal:
         return redis_store.Renewal(self.resource, self.holder, self.token, key_ttl_ms(self.ttl))
 
+    def still_ours(self, asked_at: float) -> None:
+        """Redis let the lease last on, at a request made at `asked_at`; not believed before the fence has spoken."""
+        if self._unproven:
+            self.forgotten()
+        else:
+            self.renewed(asked_at)
+
     def renewed(self, asked_at: float) -> None:
         """Count the deadline from `asked_at`, the moment before the request that was granted."""
         ttl_s = self.ttl.total_seconds()
@@ -118,7 +126,6 @@ class Lease:
         """End the lease because it is no longer ours; the first cause stays, an end by release is not undone."""
         if not self._end(detector):
             return
-        errands.run(partial(self.job.stop, self))
         logger.warning(
             "The lease on %s (token %d) is lost: %s.",
             self.resource,
@@ -128,6 +135,8 @@ class Lease:
         )
         metrics.lost(self.resource, cause=detector.value, held_s=boottime() - self.granted_at)
         self._report(detector)
+        # Last: this may be the job's own thread, and the interrupt that follows must not land in a lock of logging.
+        stops.run(partial(self.job.stop, self))
 
     def abandon(self) -> None:
         """Stop renewing the lease of a thread that died without releasing it; it expires by itself."""
@@ -136,6 +145,7 @@ class Lease:
 
     def forgotten(self) -> None:
         """Redis has no such key although the deadline has not passed: ask the fence whether to go on."""
+        self._unproven = True
         if not self._restoring:
             self._restoring = True
             errands.run(self._restore)
@@ -161,6 +171,7 @@ class Lease:
                     self.lose(Incident.Detector.RENEWAL_REFUSED)
                 elif fence.current(self.resource, using=self.using) == self.token:
                     self.renewed(asked_at)
+                    self._unproven = False
                     self._report(Incident.Detector.KEY_GONE, ended=False)
                 else:
                     redis_store.release(self.resource, holder=self.holder, token=self.token)

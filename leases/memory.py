@@ -25,9 +25,12 @@ UPDATE leases_redismemory SET run_id = %(run_id)s, marker = %(marker)s, lost_at 
  WHERE alias = %(alias)s AND run_id = %(known_run_id)s AND marker = %(known_marker)s
 RETURNING lost_at
 """
+# A key that a loss took is missed within its ttl. What is found later has another reason: a holder that put its key
+# back, and froze an hour after, is no victim of that loss.
 _FORGOT = """
 SELECT EXISTS (
   SELECT FROM leases_redismemory m JOIN leases_leaserecord r ON r.acquired_at < m.lost_at
+     AND clock_timestamp() < m.lost_at + make_interval(secs => 10 + r.ttl_ms / 500.0)
    WHERE m.alias = %(alias)s AND r.resource = %(resource)s AND r.token = %(token)s)
 """
 
@@ -70,7 +73,7 @@ def is_watched(using: str) -> bool:
 
 
 def was_lost_during(resource: str, token: int, *, using: str) -> bool:
-    """Say whether Redis lost its memory after this lease was granted."""
+    """Say whether Redis lost its memory after this lease was granted, and so lately that this took its key."""
     with connections[using].cursor() as cursor:
         cursor.execute(_FORGOT, {"alias": conf.REDIS_ALIAS, "resource": resource, "token": token})
         return bool(cursor.fetchone()[0])

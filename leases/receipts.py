@@ -172,7 +172,9 @@ def as_json(key: str, outcome: object) -> str | None:
         return None
     try:
         text = json.dumps(outcome, allow_nan=False)
-    except (TypeError, ValueError) as error:
+        if "\\ud" in text:  # half a surrogate pair, perhaps
+            json.dumps(outcome, ensure_ascii=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
         raise OutcomeNotJson(key, outcome=outcome, reason=str(error)) from error
     if "\\u0000" in text:
         raise OutcomeNotJson(key, outcome=outcome, reason="it contains a NUL character")

@@ -90,11 +90,14 @@ def renew(renewals: Sequence[Renewal]) -> list[Verdict | RedisError]:
 
 
 def restore(renewal: Renewal) -> bool:
-    """Put a lease back that Redis forgot; False if somebody else has the key by now."""
+    """Put a lease back that Redis forgot; False if somebody else has the key by now. Raises redis.RedisError."""
     value = f"{renewal.holder}:{renewal.token}"
     if _client().set(key_of(renewal.resource), value, nx=True, px=renewal.ttl_ms):
         return True
-    return renew([renewal]) == ["renewed"]
+    [answer] = renew([renewal])
+    if isinstance(answer, RedisError):
+        raise answer
+    return answer == "renewed"
 
 
 def release(resource: str, *, holder: str, token: int, linger_ms: int = 0) -> Literal["released", "absent", "other"]:

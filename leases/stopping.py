@@ -29,11 +29,15 @@ class Job:
     """
 
     def __init__(self) -> None:
-        self._guard = threading.Lock()
-        self._running: dict[Lease, dict[int, BaseDatabaseWrapper]] = {}
-        self._committing = 0
+        self.reset()
+        self._committing: set[int] = set()
         self._shields = 0
         self._interrupt: Callable[[], None] | None = None
+
+    def reset(self) -> None:
+        """Have nothing stopped; a forked child's copy of the guard may be locked for ever."""
+        self._guard = threading.Lock()
+        self._running: dict[Lease, dict[int, BaseDatabaseWrapper]] = {}
 
     def started(self, lease: "Lease") -> None:
         """Have the loss of `lease` stop this thread; called in the thread itself, whose connection is meant."""
@@ -53,30 +57,27 @@ class Job:
         with self._guard:
             if lease not in self._running:
                 return
-            # A commit is left alone: cancelled while it waits for a standby, it would be reported as done too early.
-            if not self._committing:
-                for wrapper in self._running[lease].values():
+            for thread_id, wrapper in self._running[lease].items():
+                # A commit is left alone: cancelled while it waits for a standby, it would be reported done too early.
+                if thread_id not in self._committing:
                     self._cancel(wrapper)
             if self._interrupt is not None and not self._shields:
                 self._interrupt()
 
     @contextmanager
     def committing(self) -> Iterator[Callable[[], None]]:
-        """Give a function that says: from here on a transaction commits; until this ends, no SQL is cancelled."""
-        begun = False
+        """Give a function that says: from here on this thread commits; until this ends, its SQL is not cancelled."""
+        thread_id = threading.get_ident()
 
         def begin() -> None:
-            nonlocal begun
             with self._guard:
-                self._committing += 1
-                begun = True
+                self._committing.add(thread_id)
 
         try:
             yield begin
         finally:
-            if begun:
-                with self._guard:
-                    self._committing -= 1
+            with self._guard:
+                self._committing.discard(thread_id)
 
     @contextmanager
     def shielded(self) -> Iterator[None]:

@@ -1,13 +1,16 @@
 """Whose turn it is: jobs on one resource, one after another in the order in which they first came to a worker."""
 
+import logging
 from datetime import timedelta
 
-from django.db import connections
+from django.db import DatabaseError, connections
 
 from leases import fence
 from leases.actors import put_back
 from leases.conf import conf
-from leases.errors import LeaseBusy
+from leases.errors import LeaseBusy, LeaseUnavailable
+
+logger = logging.getLogger("leases")
 
 #: A job far back in the line looks again after this many delays at most.
 _MAX_DELAYS = 20
@@ -45,11 +48,15 @@ class Turn:
 
     def has_come(self) -> bool:
         """Say whether nobody is in front; otherwise send the message back to look again soon."""
-        fence.reopen_if_closed(self.using)
-        with connections[self.using].cursor() as cursor:
-            patience = f"{conf.TURN_PATIENCE.total_seconds()} s"
-            cursor.execute(_LOOK, {"resource": self.resource, "message_id": self.message_id, "patience": patience})
-            ahead = int(cursor.fetchone()[0])
+        patience = f"{conf.TURN_PATIENCE.total_seconds()} s"
+        try:
+            fence.reopen_if_closed(self.using)
+            with connections[self.using].cursor() as cursor:
+                cursor.execute(_LOOK, {"resource": self.resource, "message_id": self.message_id, "patience": patience})
+                ahead = int(cursor.fetchone()[0])
+        except DatabaseError as error:
+            put_back(LeaseUnavailable(self.resource, reason=f"the database does not answer as it should ({error})"))
+            return False
         if ahead:
             busy = LeaseBusy(self.resource, holder=f"{ahead} jobs that came first", retry_after=conf.TURN_DELAY)
             self.wait_on(busy, ahead=ahead)
@@ -62,11 +69,17 @@ class Turn:
         put_back(busy, delay=delay)
 
     def end(self) -> None:
-        """Give up the place unless the message is to look again."""
+        """Give up the place unless the message is to look again.
+
+        An error is logged, not raised: the work is done, and the place is passed over after LEASES_TURN_PATIENCE.
+        """
         if self._waiting:
             return
-        fence.reopen_if_closed(self.using)
-        with connections[self.using].cursor() as cursor:
-            cursor.execute(
-                "DELETE FROM leases_turn WHERE resource = %s AND message_id = %s", [self.resource, self.message_id]
-            )
+        try:
+            fence.reopen_if_closed(self.using)
+            with connections[self.using].cursor() as cursor:
+                cursor.execute(
+                    "DELETE FROM leases_turn WHERE resource = %s AND message_id = %s", [self.resource, self.message_id]
+                )
+        except DatabaseError as error:
+            logger.warning("The place of a job on %s could not be given up: %s", self.resource, error)

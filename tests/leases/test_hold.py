@@ -7,7 +7,7 @@ from threading import Event
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
+from django.db import OperationalError, connection, transaction
 from django_redis import get_redis_connection
 
 from leases import current_lease, fence, hold, lent, live
@@ -20,6 +20,7 @@ from leases.errors import (
     LeaseCorrupt,
     LeaseLost,
 )
+from leases.keeper import keeper
 from leases.models import Fence, Incident, LeaseRecord
 from leases.resources import key_of
 from tests.leases.conftest import steal
@@ -350,3 +351,30 @@ def test_other_thread_works_under_a_lease_only_when_it_is_lent() -> None:
             pass
         with in_thread(with_it):
             pass
+
+
+@pytest.mark.parametrize("linger", [5, timedelta(seconds=-1), timedelta(days=1)])
+def test_linger_that_cannot_be_is_refused_before_the_work_and_not_after_it(linger: Any) -> None:
+    with pytest.raises(InvalidTtl, match="linger"), hold("customer:1", linger=linger):
+        raise AssertionError("the body ran")
+
+
+def test_body_does_not_run_when_the_lease_is_lost_on_its_way_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper, "keep", lambda lease: lease.lose(Incident.Detector.RENEWAL_REFUSED))
+    with pytest.raises(LeaseLost), hold("customer:1"):
+        raise AssertionError("the body ran")
+
+
+def test_key_put_back_is_not_renewed_before_the_fence_has_said_whose_it_is(
+    redis: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def out_of_reach(*args: Any, **kwargs: Any) -> int:
+        raise OperationalError("the database is away")
+
+    with pytest.raises(LeaseLost), hold("customer:1", ttl=SHORT) as lease:
+        monkeypatch.setattr(fence, "current", out_of_reach)
+        redis.delete(key_of("customer:1"))
+        wait_until(lambda: redis.get(key_of("customer:1")) is not None)
+        deadline = lease.deadline
+        wait_until(lambda: not lease.is_held)
+        assert lease.deadline == deadline

@@ -1,6 +1,9 @@
 """A job that lost its lease is stopped: in Python code, in SQL, and not while it commits or is shielded."""
 
+import logging
+import os
 import threading
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -9,9 +12,11 @@ from django.db import OperationalError, connection, transaction
 from django_redis import get_redis_connection
 from dramatiq.middleware.threading import raise_thread_exception
 
-from leases import fence, hold, lent
+from leases import fence, hold, holding, lent
+from leases.errands import errands
 from leases.errors import LeaseBusy, LeaseLost
 from leases.models import Incident
+from leases.presenting import presenting
 from leases.resources import key_of
 from tests.leases.conftest import steal
 from tests.leases.threads import in_thread
@@ -155,8 +160,9 @@ def test_holder_that_is_busy_in_its_transaction_is_not_cleared_and_the_next_is_t
         done.set()
 
 
-def test_commit_is_not_cancelled_when_the_lease_is_lost_meanwhile(account: Account, resource: str) -> None:
-    """A deferred trigger makes the commit last, so that the loss falls into it."""
+@pytest.fixture
+def slow_commits(account: Account) -> Iterator[None]:
+    """A deferred trigger makes the commit of a new account last, so that the loss falls into it."""
     with connection.cursor() as cursor:
         cursor.execute(
             "CREATE OR REPLACE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS "
@@ -166,16 +172,18 @@ def test_commit_is_not_cancelled_when_the_lease_is_lost_meanwhile(account: Accou
             "CREATE CONSTRAINT TRIGGER slow AFTER INSERT ON ledger_account DEFERRABLE INITIALLY DEFERRED "
             "FOR EACH ROW EXECUTE FUNCTION slow()"
         )
-    try:
-        with pytest.raises(LeaseLost), hold(resource, ttl=timedelta(seconds=9)) as lease:
-            timer = threading.Timer(0.5, lambda: lease.lose(Incident.Detector.RENEWAL_REFUSED))
-            timer.start()
-            with lease.transaction():
-                Account.objects.create(name="committed")
-            timer.join()
-    finally:
-        with connection.cursor() as cursor:
-            cursor.execute("DROP FUNCTION slow CASCADE")
+    yield
+    with connection.cursor() as cursor:
+        cursor.execute("DROP FUNCTION slow CASCADE")
+
+
+def test_commit_is_not_cancelled_when_the_lease_is_lost_meanwhile(slow_commits: None, resource: str) -> None:
+    with pytest.raises(LeaseLost), hold(resource, ttl=timedelta(seconds=9)) as lease:
+        timer = threading.Timer(0.5, lambda: lease.lose(Incident.Detector.RENEWAL_REFUSED))
+        timer.start()
+        with lease.transaction():
+            Account.objects.create(name="committed")
+        timer.join()
     assert Account.objects.filter(name="committed").exists()
 
 
@@ -189,3 +197,68 @@ def test_stale_token_is_refused_at_every_isolation_level(level: str, account: Ac
             with lease.transaction():
                 Entry.objects.create(account=account)
     assert not Entry.objects.exists()
+
+
+def test_commit_under_a_lent_lease_is_not_cancelled_when_the_threads_own_is_lost(slow_commits: None) -> None:
+    """The two belong to the jobs of two threads, and the transaction presents both."""
+
+    def commit_under_both() -> None:
+        with pytest.raises(LeaseLost), hold("customer:2", ttl=timedelta(seconds=9)) as own, lent(lease):
+            timer = threading.Timer(0.5, lambda: own.lose(Incident.Detector.RENEWAL_REFUSED))
+            timer.start()
+            with presenting([lease, own], "default"):
+                Account.objects.create(name="committed")
+            timer.join()
+
+    with hold("customer:1") as lease, in_thread(commit_under_both):
+        pass
+    assert Account.objects.filter(name="committed").exists()
+
+
+def test_reports_that_the_database_is_slow_to_take_hold_up_no_stop() -> None:
+    def slow() -> None:
+        go_on.wait(20)
+
+    go_on = threading.Event()
+    for _ in range(8):
+        errands.run(slow)
+    try:
+        with pytest.raises(LeaseLost), hold("customer:1", ttl=SHORT):
+            steal("customer:1")
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT pg_sleep(10)")
+        assert not go_on.is_set()
+    finally:
+        go_on.set()
+
+
+def test_interrupt_does_not_land_in_the_logging_of_the_loss() -> None:
+    """A job that sees its own loss logs it; cut in two there, it would leave a lock of logging held for ever."""
+
+    class WhileLogging(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if getattr(record, "event", "") == "lease.lost":
+                landed.append(interrupted.wait(1))
+
+    landed: list[bool] = []
+    interrupted = threading.Event()
+    handler = WhileLogging()
+    logging.getLogger("leases").addHandler(handler)
+    try:
+        with pytest.raises(LeaseLost), hold("customer:1") as lease, lease.interruptible(interrupted.set):
+            lease.lose(Incident.Detector.DEADLINE_PASSED)
+            assert interrupted.wait(5)
+    finally:
+        logging.getLogger("leases").removeHandler(handler)
+    assert landed == [False]
+
+
+def test_fork_while_the_job_is_being_stopped_leaves_the_child_able_to_work() -> None:
+    """The thread that stops it holds the guard, and is not in the child to give it up."""
+    job = holding._thread.job
+    with job._guard:
+        pid = os.fork()
+        if not pid:
+            os._exit(0 if job._guard.acquire(timeout=5) else 1)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0

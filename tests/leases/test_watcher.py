@@ -3,11 +3,13 @@
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.db import connections
+from django.db.models import F
 from dramatiq import Worker
 from dramatiq.brokers.stub import StubBroker
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -17,6 +19,7 @@ from leases.errors import LeaseLost
 from leases.keeper import keeper
 from leases.lease import Lease
 from leases.models import Incident, LeaseRecord, RedisMemory
+from leases.process import ProcessIdentity
 from leases.resources import key_of
 from leases.stopping import Job
 from leases.watcher import RESOURCE, Watcher
@@ -242,3 +245,28 @@ def test_lease_whose_key_stays_only_for_the_lock_delay_has_expired(settings: Any
     watcher.look()
     wait_until(lambda: watcher.look() == 1)
     assert "customer:1" in keys.read(["customer:1"])
+
+
+def test_loss_of_memory_does_not_explain_away_a_holder_that_froze_long_after_it(
+    redis: Any, frozen_keeper: None
+) -> None:
+    watcher = Watcher()
+    watcher.look()
+    acquire("customer:1", ttl=timedelta(milliseconds=300))
+    redis.flushall()
+    watcher.look()
+    LeaseRecord.objects.update(acquired_at=F("acquired_at") - timedelta(hours=2))
+    RedisMemory.objects.update(lost_at=F("lost_at") - timedelta(hours=1))
+    wait_until(lambda: watcher.look() >= 0 and not LeaseRecord.objects.filter(ended_at=None).exists())
+    assert Incident.objects.get(resource="customer:1").detector == Incident.Detector.WATCHER
+
+
+def test_holder_in_another_container_of_the_same_name_is_not_taken_for_crashed() -> None:
+    """Its process number is free, or another's, where the watcher runs; `crashed` would alert nobody."""
+    own = ProcessIdentity.own()
+    ticks, _, realm = own.started.partition("@")
+    assert realm
+    assert own.is_gone() is False
+    assert replace(own, started=f"{ticks}1@{realm}").is_gone() is True
+    assert replace(own, started=f"{ticks}1@{realm[::-1]}").is_gone() is None
+    assert replace(own, pid=2**22 + 1, started=f"{ticks}@{realm[::-1]}").is_gone() is None

@@ -314,3 +314,27 @@ def test_mistakes_in_the_decorator_show_when_the_module_is_imported() -> None:
 
     with pytest.raises(TypeError, match="coroutine"):
         once("x:{a}")(coroutine)
+
+
+@pytest.mark.parametrize("on_crash", ["retry", "park"])
+def test_outcome_that_postgresql_cannot_keep_does_not_run_the_effect_again(on_crash: Any) -> None:
+    ran: list[int] = []
+
+    @once("request:{number}", on_crash=on_crash)
+    def job(number: int) -> str:
+        ran.append(number)
+        return "named in Latin-1: \udce9"
+
+    thread, _ = in_thread(lambda: job(1))
+    thread.join(10)
+    assert not thread.is_alive()
+    job(1)
+    assert ran == [1]
+    assert Receipt.objects.get().state == Receipt.State.DONE
+
+
+def test_outcome_with_half_a_surrogate_pair_is_refused_by_name() -> None:
+    with pytest.raises(OutcomeNotJson):
+        bonus(1, {"file": "\udce9"})
+    assert bonus(1, {"file": "\N{PILE OF POO}"}) == {"file": "\N{PILE OF POO}"}
+    assert effects() == 1

@@ -6,10 +6,14 @@ from datetime import timedelta
 from itertools import pairwise
 from typing import Any
 
+import dramatiq
 import pytest
+from django.db import connection
 
 from leases import hold, leased
-from leases.errors import LeaseBusy
+from leases.actors import put_back
+from leases.conf import conf
+from leases.errors import LeaseBusy, LeaseLost
 from leases.models import DeadLetter, Turn
 from tests.jobs import actors
 from tests.jobs.models import Effect
@@ -135,3 +139,39 @@ def test_mistakes_in_the_policy_show_when_the_module_is_imported() -> None:
         leased("a", on_conflict="wait")
     with pytest.raises(ValueError, match="wait"):
         leased("a", wait=timedelta(seconds=1))
+
+
+def test_job_that_lost_its_lease_very_often_still_goes_back_to_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = actors.serial.message_with_options(args=("a", "x"), leases_losses=100)
+    sent: list[float] = []
+    monkeypatch.setattr("leases.actors.current_message", lambda: message)
+    monkeypatch.setattr(dramatiq.get_broker(), "enqueue", lambda again, delay: sent.append(delay))
+    put_back(LeaseLost("thing:a", token=1, reason="as told"), lost=True)
+    assert 0 < sent[0] <= 1.5 * conf.MAX_RETRY_DELAY.total_seconds() * 1000
+
+
+@pytest.mark.parametrize("operation", ["INSERT", "DELETE"])
+def test_serial_job_survives_a_database_that_does_not_take_its_place(
+    operation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the work it goes back to the queue; after the work, an error would have it done again."""
+
+    @leased("thing:{thing}", on_conflict="serial")
+    def job(thing: str) -> None:
+        ran.append(thing)
+
+    ran: list[str] = []
+    sent: list[float] = []
+    monkeypatch.setattr("leases.actors.current_message", lambda: actors.serial.message("a", "x"))
+    monkeypatch.setattr(dramatiq.get_broker(), "enqueue", lambda again, delay: sent.append(delay))
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'as told'; END $$;"
+            f"CREATE TRIGGER refuse BEFORE {operation} ON leases_turn FOR EACH ROW EXECUTE FUNCTION refuse()"
+        )
+    try:
+        job("a")
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("DROP FUNCTION refuse CASCADE")
+    assert (ran, len(sent)) == (([], 1) if operation == "INSERT" else (["a"], 0))
