@@ -11,7 +11,7 @@ from typing import Any, Literal, ParamSpec, TypeVar, get_args
 
 import dramatiq
 from django.db import connections
-from dramatiq.middleware import CurrentMessage
+from dramatiq.middleware import CurrentMessage, SkipMessage
 from dramatiq.results import Results
 
 from leases.conf import conf
@@ -130,6 +130,9 @@ def wants_result() -> bool:
 def put_back(error: BaseException, *, lost: bool = False, delay: timedelta | None = None) -> None:
     """Enqueue the current message again after a jittered delay, using up no retry; outside a worker raise `error`.
 
+    Raises dramatiq.middleware.SkipMessage if a success of this message would have consequences: the next job of a
+    pipeline, a callback, the end of its group, a result. They are those of the run that is still to come.
+
     If the process ends between this and the acknowledgement there are two messages, which lease and receipt tell apart.
     """
     message = current_message()
@@ -147,6 +150,14 @@ def put_back(error: BaseException, *, lost: bool = False, delay: timedelta | Non
         error,
         extra={"event": "job.put_back", "message_id": message.message_id},
     )
+    if _has_consequences(message):
+        message.options["store_results"] = False
+        raise SkipMessage(str(error))
+
+
+def _has_consequences(message: "dramatiq.Message[Any]") -> bool:
+    options = {**dramatiq.get_broker().get_actor(message.actor_name).options, **message.options}
+    return wants_result() or bool(options.get("on_success") or options.get("group_completion_uuid"))
 
 
 def _skip(busy: LeaseBusy) -> None:

@@ -111,20 +111,23 @@ def lent(lease: Lease) -> Iterator[None]:
 
 @contextmanager
 def _current(lease: Lease) -> Iterator[None]:
+    # A generator may be closed in another thread than it ran in.
+    leases, thread_id = _thread.leases, threading.get_ident()
     key = lease.using, lease.resource
     try:
-        _thread.leases[key] = lease
+        leases[key] = lease
         lease.job.started(lease)
         # One that was lost before it was known whom to stop would stop nobody.
         lease.check()
         yield
     finally:
         try:
-            lease.job.ended(lease)
+            lease.job.ended(lease, thread_id)
         finally:
             # Twice, because the one asynchronous exception that a lost lease may raise can land in the first.
-            lease.job.ended(lease)
-            _thread.leases.pop(key, None)
+            lease.job.ended(lease, thread_id)
+            if leases.get(key) is lease:
+                del leases[key]
 
 
 def _forked() -> None:

@@ -44,11 +44,11 @@ class Job:
         with self._guard:
             self._running.setdefault(lease, {})[threading.get_ident()] = connections[lease.using]
 
-    def ended(self, lease: "Lease") -> None:
-        """Have nothing of `lease` stop this thread any more; waits for a stop that is under way."""
+    def ended(self, lease: "Lease", thread_id: int) -> None:
+        """Have nothing of `lease` stop that thread any more; waits for a stop that is under way."""
         with self._guard:
             threads = self._running.get(lease, {})
-            threads.pop(threading.get_ident(), None)
+            threads.pop(thread_id, None)
             if not threads:
                 self._running.pop(lease, None)
 

@@ -1,5 +1,6 @@
 """Holding a lease: who gets it, how it ends, and that nothing else's end is touched."""
 
+from collections.abc import Generator
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import timedelta
@@ -378,3 +379,19 @@ def test_key_put_back_is_not_renewed_before_the_fence_has_said_whose_it_is(
         deadline = lease.deadline
         wait_until(lambda: not lease.is_held)
         assert lease.deadline == deadline
+
+
+def test_generator_that_is_closed_in_another_thread_leaves_no_lease_behind_in_its_own() -> None:
+    """As a streamed response is; its thread would be told for ever that it lost the lease."""
+
+    def rows() -> Generator[int]:
+        with hold("customer:1"):
+            yield 1
+
+    stream = rows()
+    assert next(stream) == 1
+    with in_thread(stream.close):
+        pass
+    assert current_lease("customer:1") is None
+    with hold("customer:1") as lease:
+        assert list(lease.job._running) == [lease]

@@ -12,7 +12,7 @@ from django.db import OperationalError, connection, transaction
 from django_redis import get_redis_connection
 from dramatiq.middleware.threading import raise_thread_exception
 
-from leases import fence, hold, holding, lent
+from leases import blockers, fence, hold, holding, lent
 from leases.errands import errands
 from leases.errors import LeaseBusy, LeaseLost
 from leases.models import Incident
@@ -36,11 +36,28 @@ def interrupt_this_thread() -> Any:
     return lambda: raise_thread_exception(thread_id, Interrupted)
 
 
+def execute_and_be_robbed(resource: str, query: str) -> None:
+    """Execute `query`, and have `resource` stolen once it runs; a loss before that would have nothing to cancel."""
+
+    def is_running() -> bool:
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+                " AND state = 'active' AND query ~ '^SELECT (pg_sleep|count)'"
+            )
+            return cursor.fetchone() is not None
+
+    def thief() -> None:
+        wait_until(is_running)
+        steal(resource)
+
+    with in_thread(thief), connection.cursor() as cursor:
+        cursor.execute(query)
+
+
 def test_sleeping_query_is_cancelled_when_the_lease_is_lost() -> None:  # locks L54
     with pytest.raises(LeaseLost) as lost, hold("customer:1", ttl=SHORT):
-        steal("customer:1")
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT pg_sleep(30)")
+        execute_and_be_robbed("customer:1", "SELECT pg_sleep(30)")
     assert isinstance(lost.value.__cause__ or lost.value.__context__, OperationalError)
     with connection.cursor() as cursor:  # the connection is as good as before
         cursor.execute("SELECT 1")
@@ -48,9 +65,7 @@ def test_sleeping_query_is_cancelled_when_the_lease_is_lost() -> None:  # locks 
 
 def test_computing_query_is_cancelled_when_the_lease_is_lost() -> None:
     with pytest.raises(LeaseLost), hold("customer:1", ttl=SHORT):
-        steal("customer:1")
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT count(*) FROM generate_series(1, 100000) a, generate_series(1, 100000) b")
+        execute_and_be_robbed("customer:1", "SELECT count(*) FROM generate_series(1, 100000) a, generate_series(1, 100000) b")
 
 
 def test_holder_and_the_thread_it_lent_its_lease_to_are_both_cancelled() -> None:
@@ -224,9 +239,7 @@ def test_reports_that_the_database_is_slow_to_take_hold_up_no_stop() -> None:
         errands.run(slow)
     try:
         with pytest.raises(LeaseLost), hold("customer:1", ttl=SHORT):
-            steal("customer:1")
-            with connection.cursor() as cursor:
-                cursor.execute("SELECT pg_sleep(10)")
+            execute_and_be_robbed("customer:1", "SELECT pg_sleep(30)")
         assert not go_on.is_set()
     finally:
         go_on.set()
@@ -262,3 +275,24 @@ def test_fork_while_the_job_is_being_stopped_leaves_the_child_able_to_work() -> 
             os._exit(0 if job._guard.acquire(timeout=5) else 1)
     _, status = os.waitpid(pid, 0)
     assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_pooled_connection_that_serves_somebody_else_by_now_has_nobody_cleared_out_of_its_way(account: Account) -> None:
+    """A pooler may have given the connection whose number was asked for to another client, who waits for a third."""
+
+    def third() -> None:
+        with transaction.atomic():
+            Account.objects.filter(pk=account.pk).update(name="the third's")
+            locked.set()
+            assert over.wait(20)
+
+    locked, over = threading.Event(), threading.Event()
+    with in_thread(third):
+        assert locked.wait(10)
+        with blockers.being_cleared("default"), pytest.raises(OperationalError), transaction.atomic():
+            with connection.cursor() as cursor:
+                cursor.execute("SET LOCAL lock_timeout = '1500ms'")
+            Account.objects.filter(pk=account.pk).update(name="the other's")
+        over.set()
+    account.refresh_from_db()
+    assert account.name == "the third's"

@@ -1,5 +1,6 @@
 """`leased(on_conflict=...)`: what becomes of a job while another holder has its resource."""
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -9,12 +10,18 @@ from typing import Any
 import dramatiq
 import pytest
 from django.db import connection
+from dramatiq import Worker
+from dramatiq.brokers.stub import StubBroker
+from dramatiq.middleware import Callbacks, CurrentMessage, Pipelines
+from dramatiq.results import ResultMissing, Results
+from dramatiq.results.backends import StubBackend
 
 from leases import hold, leased
 from leases.actors import put_back
 from leases.conf import conf
 from leases.errors import LeaseBusy, LeaseLost
 from leases.models import DeadLetter, Turn
+from project.broker_middleware import DatabaseConnections
 from tests.jobs import actors
 from tests.jobs.models import Effect
 from tests.once.conftest import Jobs
@@ -175,3 +182,49 @@ def test_serial_job_survives_a_database_that_does_not_take_its_place(
         with connection.cursor() as cursor:
             cursor.execute("DROP FUNCTION refuse CASCADE")
     assert (ran, len(sent)) == (([], 1) if operation == "INSERT" else (["a"], 0))
+
+
+def test_what_follows_a_success_does_not_follow_a_job_that_was_put_back(
+    settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With Dramatiq's own pipelines, callbacks and results, for which a job that returns has succeeded."""
+    settings.LEASES_RETRY_DELAY = timedelta(milliseconds=50)
+    results = StubBackend()
+    broker = StubBroker(
+        middleware=[DatabaseConnections(), CurrentMessage(), Pipelines(), Callbacks(), Results(backend=results)]
+    )
+    before = dramatiq.get_broker()
+    dramatiq.set_broker(broker)
+    order: list[str] = []
+
+    @dramatiq.actor(store_results=True, on_success="called_back")
+    @leased("thing:{thing}")
+    def first(thing: str) -> str:
+        order.append("first")
+        return thing
+
+    @dramatiq.actor
+    def piped(result: str) -> None:
+        order.append(f"piped {result}")
+
+    @dramatiq.actor
+    def called_back(message: dict[str, Any], result: str) -> None:
+        order.append(f"called back {result}")
+
+    worker = Worker(broker, worker_threads=1, worker_timeout=50)
+    worker.start()
+    try:
+        message = first.message("a")
+        with busy("a"), caplog.at_level(logging.INFO, "leases"):
+            (message | piped.message_with_options()).run()
+            wait_until(lambda: caplog.text.count("Back to the queue") > 1)
+            with pytest.raises(ResultMissing):
+                message.get_result(backend=results)
+        wait_until(lambda: len(order) == 3)
+        assert message.get_result(backend=results) == "a"
+    finally:
+        worker.stop()
+        broker.close()
+        dramatiq.set_broker(before)
+    assert order[0] == "first"
+    assert sorted(order[1:]) == ["called back a", "piped a"]
