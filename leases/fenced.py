@@ -31,6 +31,8 @@ class FencedQuerySet(models.QuerySet[M]):
 
     def bulk_create(self, objs: Iterable[M], *args: Any, **kwargs: Any) -> list[M]:
         rows = list(objs)
+        if kwargs.get("update_fields"):
+            kwargs["update_fields"] = {*kwargs["update_fields"], "token"}
         with _writing(rows, self._write_alias()):
             return super().bulk_create(rows, *args, **kwargs)
 

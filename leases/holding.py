@@ -114,6 +114,12 @@ def _current(lease: Lease) -> Iterator[None]:
     # A generator may be closed in another thread than it ran in.
     leases, thread_id = _thread.leases, threading.get_ident()
     key = lease.using, lease.resource
+
+    def end() -> None:
+        if leases.get(key) is lease:
+            del leases[key]
+        lease.job.ended(lease, thread_id)
+
     try:
         leases[key] = lease
         lease.job.started(lease)
@@ -121,13 +127,11 @@ def _current(lease: Lease) -> Iterator[None]:
         lease.check()
         yield
     finally:
+        # Twice, because the one asynchronous exception that a lost lease may raise can land in either.
         try:
-            lease.job.ended(lease, thread_id)
+            end()
         finally:
-            # Twice, because the one asynchronous exception that a lost lease may raise can land in the first.
-            lease.job.ended(lease, thread_id)
-            if leases.get(key) is lease:
-                del leases[key]
+            end()
 
 
 def _forked() -> None:

@@ -21,6 +21,7 @@ from redis.exceptions import RedisError
 from leases import fence, headroom, incidents, keys, metrics
 from leases.clock import boottime
 from leases.conf import conf
+from leases.errands import errands
 from leases.errors import LeaseBusy, LeaseError
 from leases.holding import hold
 from leases.lease import Lease
@@ -126,9 +127,10 @@ class Watcher:
             self.stop.wait(conf.WATCH_INTERVAL.total_seconds())
 
     def _measure_headroom(self) -> None:
+        """Have the headroom measured beside the watching, which would be blind meanwhile."""
         if boottime() >= self._measure_at:
-            metrics.headroom(headroom.measure(self.using))
             self._measure_at = boottime() + _HEADROOM_EVERY_S
+            errands.run(lambda: metrics.headroom(headroom.measure(self.using)))
 
     def _compare(self, records: Sequence[Record]) -> Iterator[Record]:
         asked_at = boottime()

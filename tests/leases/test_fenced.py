@@ -264,6 +264,18 @@ def test_row_remembers_the_token_it_was_last_written_under(account: Account, res
     with hold(resource) as lease:
         Entry.objects.filter(pk=entry.pk).update(memo="x")
         assert Entry.objects.get(pk=entry.pk).token == lease.token > entry.token
+    with hold(resource) as lease:
+        upsert = {"update_conflicts": True, "unique_fields": ["id"], "update_fields": ["memo"]}
+        Entry.objects.bulk_create([Entry(pk=entry.pk, account=account, memo="y")], **upsert)
+        assert Entry.objects.filter(memo="y", token=lease.token).exists()
+
+
+def test_upsert_that_meets_a_row_of_another_resource_is_refused(account: Account, resource: str) -> None:
+    entry = existing(Account.objects.create(name="Grace"))
+    upsert = {"update_conflicts": True, "unique_fields": ["id"], "update_fields": ["memo"]}
+    with hold(resource), pytest.raises(NotHeld):
+        Entry.objects.bulk_create([Entry(pk=entry.pk, account=account, memo="mine")], **upsert)
+    assert Entry.objects.get().memo == ""
 
 
 def test_model_whose_meta_forgets_to_inherit_is_fenced() -> None:

@@ -1,5 +1,6 @@
 """Holding a lease: who gets it, how it ends, and that nothing else's end is touched."""
 
+import itertools
 from collections.abc import Generator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -11,7 +12,7 @@ import pytest
 from django.db import OperationalError, connection, transaction
 from django_redis import get_redis_connection
 
-from leases import current_lease, fence, hold, lent, live
+from leases import Lease, current_lease, fence, hold, lent, live
 from leases.errors import (
     InsideCoroutine,
     InsideTransaction,
@@ -24,6 +25,7 @@ from leases.errors import (
 from leases.keeper import keeper
 from leases.models import Fence, Incident, LeaseRecord
 from leases.resources import key_of
+from leases.stopping import Job
 from tests.leases.conftest import steal
 from tests.leases.threads import in_thread
 from tests.waiting import wait_until
@@ -393,5 +395,24 @@ def test_generator_that_is_closed_in_another_thread_leaves_no_lease_behind_in_it
     with in_thread(stream.close):
         pass
     assert current_lease("customer:1") is None
+    with hold("customer:1") as lease:
+        assert list(lease.job._running) == [lease]
+
+
+@pytest.mark.parametrize("when", [1, 2])
+def test_exception_from_outside_that_lands_in_the_end_does_not_lock_the_thread_out(
+    when: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Left in the thread's books, the lease that ended would be the answer to every later request of this thread."""
+    ended, calls = Job.ended, itertools.count(1)
+
+    def interrupted(job: Job, lease: Lease, thread_id: int) -> None:
+        if next(calls) == when:
+            raise KeyboardInterrupt
+        ended(job, lease, thread_id)
+
+    monkeypatch.setattr(Job, "ended", interrupted)
+    with pytest.raises(KeyboardInterrupt), hold("customer:1"):
+        pass
     with hold("customer:1") as lease:
         assert list(lease.job._running) == [lease]

@@ -65,7 +65,9 @@ def test_sleeping_query_is_cancelled_when_the_lease_is_lost() -> None:  # locks 
 
 def test_computing_query_is_cancelled_when_the_lease_is_lost() -> None:
     with pytest.raises(LeaseLost), hold("customer:1", ttl=SHORT):
-        execute_and_be_robbed("customer:1", "SELECT count(*) FROM generate_series(1, 100000) a, generate_series(1, 100000) b")
+        execute_and_be_robbed(
+            "customer:1", "SELECT count(*) FROM generate_series(1, 100000) a, generate_series(1, 100000) b"
+        )
 
 
 def test_holder_and_the_thread_it_lent_its_lease_to_are_both_cancelled() -> None:
