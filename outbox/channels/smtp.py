@@ -17,6 +17,7 @@ import contextlib
 import re
 import smtplib
 import socket
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -71,6 +72,19 @@ class SmtpConversation:
         except Exception as error:  # whatever it is (a password that is not ASCII): no word of the message was said
             self._abandon()
             return Answer(Outcome.NOT_HANDED_OVER, f"no connection to the server: {_said(error)}", unreachable=True)
+        # A reply that drips line by line never runs into the timeout of a single read.
+        cutter = threading.Timer(max(0.0, deadline.remaining()), _cut, [smtp.sock])
+        cutter.daemon = True
+        cutter.start()
+        try:
+            return self._talk(smtp, mail_from, rcpt_tos, data, deadline)
+        finally:
+            cutter.cancel()
+
+    def _talk(
+        self, smtp: Any, mail_from: str, rcpt_tos: Sequence[str], data: bytes, deadline: Deadline
+    ) -> Answer | None:
+        """The conversation on an open connection; None when that turned out to be gone at its first word."""
         first_word = True
         try:
             self._bound(smtp, deadline)
@@ -169,6 +183,11 @@ class SmtpConversation:
                 with contextlib.suppress(Exception):
                     connection.close()
                 setattr(self._backend, name, None)
+
+
+def _cut(connected: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connected.shutdown(socket.SHUT_RDWR)
 
 
 def _on_the_wire(data: bytes) -> bytes:

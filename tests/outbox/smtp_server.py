@@ -24,6 +24,7 @@ MODES = {
     "drop_before_dot",  # after reading some of the text
     "drop_after_dot",
     "hang_after_dot",
+    "drip_after_dot",  # one line of the reply every `server.delay`, and no end
     "nonsense_after_dot",
     "tempfail",  # 451 after the dot
     "permfail",  # 554 after the dot
@@ -147,6 +148,9 @@ class _Conversation(socketserver.StreamRequestHandler):
         if mode == "hang_after_dot":
             self.rfile.readline()
             self._hang_up()
+        while mode == "drip_after_dot":
+            self._say(b"250-wait")
+            time.sleep(self.server.delay)
         if mode == "slow":
             time.sleep(self.server.delay)
         replies = {"nonsense_after_dot": b"hello?", "weird_reply": b"250 \0\xff\xfe queued"}

@@ -333,3 +333,14 @@ def test_connection_that_a_failover_left_on_a_standby_is_given_up_and_nothing_is
     assert (report.tally["sent"], report.database_lost) == (1, False)
     assert Message.objects.get().state == State.SENT
     assert len(mail_server.received) == 1
+
+
+def test_server_whose_reply_never_ends_holds_nobody_longer_than_a_claim(
+    mail_server: MailServer, publish: Publish, drain: Drain
+) -> None:
+    mail_server.mode = "drip_after_dot"
+    publish()
+    began = time.monotonic()
+    drain(claim_ttl=3.0)
+    assert time.monotonic() - began < 15
+    assert Message.objects.get().state == State.IN_DOUBT
