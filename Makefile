@@ -37,7 +37,7 @@ admin: setup ## the admin in a browser on this machine, with a development user 
 	@PYTHONUNBUFFERED=1 $(PYTHON) manage.py admin $(ARGS)
 
 .PHONY: test
-test: setup ## the test suite, on servers of its own
+test: setup ## the test suite, on servers of its own; a part of it with ARGS="tests/outbox"
 	@# Most tests wait for other processes, so more of them than there are cores run side by side.
 	@$(PYTHON) -m pytest -n 3 $(ARGS)
 
