@@ -9,6 +9,7 @@ Nothing else is inherited: neither `.env` nor the project's variables of the dev
 
 import os
 import re
+import signal
 from collections.abc import Generator
 from pathlib import Path
 
@@ -32,9 +33,15 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
         scratch = Scratch(postgres_account())
         early_config.stash[SCRATCH] = scratch
         early_config.add_cleanup(scratch.close)
+        heed_interrupts()
         set_environment()
         start_servers(scratch)
     yield
+
+
+def heed_interrupts() -> None:
+    """Give SIGINT its meaning back: a job in a shell's background ignores it, and so would what a test interrupts."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def set_environment() -> None:
