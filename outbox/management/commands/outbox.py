@@ -104,8 +104,10 @@ class Command(BaseCommand):
                 figures.pop(key) for key in ("channel", "oldest_due_seconds", "oldest_in_doubt_seconds")
             )
             parts = [f"{count} {words.replace('_', ' ')}" for words, count in figures.items() if count]
-            parts += [f"oldest due for {due:.0f} s"] * (due is not None)
-            parts += [f"oldest in doubt for {doubt:.0f} s"] * (doubt is not None)
+            if due is not None:
+                parts.append(f"oldest due for {due:.0f} s")
+            if doubt is not None:
+                parts.append(f"oldest in doubt for {doubt:.0f} s")
             self.stdout.write(f"{name}: {', '.join(parts)}")
         if any(channel.in_doubt or channel.dead for channel in channels):
             sys.exit(EXIT_PARKED)
