@@ -51,6 +51,8 @@ def set_environment() -> None:
             os.environ.pop(name, None)
     os.environ |= {
         "ENV_FILE": os.devnull,
+        # All processes of the suite share one RabbitMQ, and the first one's queue would be inherited by the others.
+        "JOBS_QUEUE": f"jobs{os.getpid()}",
         "SECRET_KEY": "for-tests-only",
         "ALLOWED_HOSTS": "localhost,127.0.0.1,testserver",
         "HTTPS": "off",
