@@ -84,5 +84,9 @@ def end_with_parent(command: Sequence[str]) -> list[str]:
     """
     if sys.platform != "linux":
         return list(command)
-    first = f"import ctypes, os, sys; ctypes.CDLL(None).prctl({PR_SET_PDEATHSIG}, {signal.SIGTERM.value}); "
+    # The kernel tells nothing of a death before the request, so the parent is looked for after it.
+    first = (
+        f"import ctypes, os, sys; ctypes.CDLL(None).prctl({PR_SET_PDEATHSIG}, {signal.SIGTERM.value}); "
+        f"os.getppid() == {os.getpid()} or os._exit({128 + signal.SIGTERM.value}); "
+    )
     return [sys.executable, "-c", first + "os.execv(sys.argv[1], sys.argv[1:])", *command]

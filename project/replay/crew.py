@@ -33,16 +33,20 @@ class Crew:
         self._environment = environment
         self._mutex = threading.Lock()
         self._over = threading.Event()
-        self._files = [EventFile(events, number) for number in range(size)]
-        self._workers = [self._start(number) for number in range(size)]
+        self._size = size
+        self._files: list[EventFile] = []
+        self._workers: list[subprocess.Popen[bytes]] = []
         self._frozen: dict[int, float] = {}
         self.freezes = self.kills = 0
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> "Crew":
         try:
+            for number in range(self._size):
+                self._files.append(EventFile(self._events, number))
+                self._workers.append(self._start(number))
             deadline = time.monotonic() + START_SECONDS
-            for number in range(len(self._workers)):
+            for number in range(self._size):
                 while READY not in self.log(number).read_text(errors="replace"):
                     if self._workers[number].poll() is not None or time.monotonic() > deadline:
                         raise CrewFailed(f"Worker {number} did not start: look at {self.log(number)}.")
