@@ -9,6 +9,7 @@ def main() -> None:
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "project.settings")
     from django.core.exceptions import ImproperlyConfigured
     from django.core.management import execute_from_command_line
+    from django.db import InterfaceError, OperationalError
 
     try:
         execute_from_command_line(sys.argv)
@@ -16,6 +17,10 @@ def main() -> None:
         if "--traceback" in sys.argv:
             raise
         sys.exit(f"manage.py: {error}")
+    except (OperationalError, InterfaceError) as error:
+        if "--traceback" in sys.argv:
+            raise
+        sys.exit(f"manage.py: The database does not answer as it should: {str(error).strip()}")
 
 
 if __name__ == "__main__":

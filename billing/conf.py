@@ -31,6 +31,8 @@ class Settings:
     ABANDONED_AFTER: timedelta = timedelta(seconds=3)
     #: When no job began for so long, items that still wait are enqueued again; doubled by each time it happens.
     STALLED_AFTER: timedelta = timedelta(seconds=30)
+    #: How long `bill --wait` waits for a database that does not answer before it gives up watching.
+    DATABASE_PATIENCE: timedelta = timedelta(minutes=2)
 
     def __getattribute__(self, name: str) -> Any:
         return getattr(settings, f"BILLING_{name}", object.__getattribute__(self, name))

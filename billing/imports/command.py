@@ -7,18 +7,20 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
+from billing import outages
 from billing.imports.importing import Importer, import_file
 from billing.imports.reading import UnreadableFile, opened
-from billing.imports.report import Problem, Report
+from billing.imports.report import Problem, Report, Verdict
 
 ROWS_NOT_TAKEN = 3
+NO_ANSWER = 4
 EXIT_CODES = """\
 A row that was there before with the same content counts as known, so a file may be imported any number of times; with
 other content it conflicts, and what was there stays. Rows count from 2, the header being row 1. Problems go to standard
 error, one line each, the summary to standard output.
 
 exit codes: 0 every row taken or known; 1 the file cannot be read, nothing taken; 2 wrong usage;
-            3 some rows conflicting or refused, all others taken
+            3 some rows conflicting or refused, all others taken; 4 the database stopped answering, import it again
 """
 
 
@@ -39,8 +41,13 @@ class ImportCommand(BaseCommand):
 
     def handle(self, **options: Any) -> None:
         report = Report(on_problem=self._show)
+
+        def advice() -> str:
+            taken = 0 if options["dry_run"] else report.counts[Verdict.TAKEN]
+            return f"{taken} rows were taken before; import {options['file']} again: what is there counts as known."
+
         try:
-            with opened(options["file"]) as stream:
+            with opened(options["file"]) as stream, outages.told(advice, returncode=NO_ANSWER):
                 import_file(self.importer(options), stream, options["file"], report, dry_run=options["dry_run"])
         except UnreadableFile as error:
             raise CommandError(str(error)) from error

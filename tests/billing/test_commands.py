@@ -1,12 +1,18 @@
 """The billing commands as processes: signals, exit codes, and servers that are not there."""
 
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
 import pytest
+from django.db.models.functions import Now
 
 from billing import runs
 from billing.models import Item, Run
 from billing.periods import Period
 from tests.billing.conftest import TaxService
 from tests.billing.making import make_customer
+from tests.leases.proxy import Proxy, proxy_to
 from tests.servers.processes import Processes
 from tests.servers.redis_server import PrivateRedis
 from tests.waiting import wait_until
@@ -30,6 +36,85 @@ def test_bill_that_is_interrupted_leaves_the_run_going(processes: Processes, tax
     assert bill.wait() == 130
     assert f"the run goes on: manage.py run_status {Run.objects.get().pk}" in bill.output()
     assert Item.objects.get().outcome == ""
+
+
+# Servers that are away
+
+Line = tuple[Proxy, dict[str, str]]
+
+
+@pytest.fixture
+def line(processes: Processes) -> Iterator[Line]:
+    """A line to the test's database that can be broken, and the environment that names it."""
+    url = urlsplit(processes.environment["DATABASE_URL"])
+    with proxy_to(url.port or 5432) as proxy:
+        address = url._replace(netloc=url.netloc.rpartition(":")[0] + f":{proxy.port}")
+        yield proxy, {**SHORT_WAITS, "DATABASE_URL": address.geturl()}
+
+
+def break_off(proxy: Proxy) -> None:
+    proxy.target_port = 1
+    proxy.cut()
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "advice"),
+    [
+        (["bill", "2026-05"], 1, "Nobody was enqueued. Bill again once it answers"),
+        (["bill", "2026-05", "--dry-run"], 1, "Nobody was enqueued. Bill again once it answers"),
+        (["run_status"], 4, "Nothing is known of the run for now; ask again."),
+        (["import_customers", "FILE"], 4, "0 rows were taken before; import FILE again"),
+        (["after_failover"], 1, "Not all was put right, and nobody works on until it is: run this again"),
+        (["rescue", "--once"], 1, "The pass could not be finished"),
+        (["outbox", "status"], 1, "The database does not answer as it should"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_database_that_is_away_is_said_in_one_sentence(
+    processes: Processes, line: Line, tmp_path: Path, words: list[str], code: int, advice: str
+) -> None:
+    file = tmp_path / "customers.csv"
+    file.write_text("code,name,email,currency\nA,Ann,a@example.com,EUR\n")
+    proxy, environment = line
+    break_off(proxy)
+    ended = processes.start(*(str(file) if word == "FILE" else word for word in words), env=environment)
+    assert ended.wait() == code
+    assert advice.replace("FILE", str(file)) in ended.output()
+    assert "Traceback" not in ended.output()
+
+
+def test_wait_goes_on_through_an_outage_of_the_database(processes: Processes, line: Line, item: Item) -> None:
+    proxy, environment = line
+    bill = processes.start("bill", "2026-05", "--wait", env=environment)
+    bill.wait_for_line("customers? enqueued")
+    port = proxy.target_port
+    break_off(proxy)
+    bill.wait_for_line("Still waiting: The database does not answer as it should")
+    proxy.target_port = port
+    Item.objects.update(outcome="skipped", concluded_at=Now())
+    assert bill.wait() == 0
+    assert "1 skipped" in bill.output()
+
+
+def test_wait_through_a_long_outage_ends_and_says_that_the_run_is_planned(
+    processes: Processes, line: Line, item: Item
+) -> None:
+    proxy, environment = line
+    bill = processes.start("bill", "2026-05", "--wait", env={**environment, "TEST_DATABASE_PATIENCE": "1"})
+    bill.wait_for_line("customers? enqueued")
+    break_off(proxy)
+    assert bill.wait() == 4
+    assert f"Run {Run.objects.latest('pk').pk} is planned and goes on once it answers" in bill.output()
+    assert "Traceback" not in bill.output()
+
+
+def test_tables_that_were_never_made_are_said_in_one_sentence(processes: Processes, line: Line) -> None:
+    _, environment = line
+    url = urlsplit(environment["DATABASE_URL"])._replace(path="/postgres").geturl()
+    bill = processes.start("bill", "2026-05", env={**environment, "DATABASE_URL": url})
+    assert bill.wait() == 1
+    assert "run manage.py migrate first" in bill.output()
+    assert "Traceback" not in bill.output()
 
 
 def test_rescuer_ends_its_pass_and_stops_on_sigterm(

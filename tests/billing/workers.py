@@ -1,5 +1,6 @@
 """The project's settings with short waits, for worker processes of the tests."""
 
+import os
 from datetime import timedelta
 
 from project.settings import *  # noqa: F403
@@ -12,4 +13,5 @@ BILLING_TAX_TIMEOUT = timedelta(milliseconds=600)
 BILLING_TAX_LINES_PER_REQUEST = 5
 BILLING_RETRY_DELAY = timedelta(milliseconds=500)
 BILLING_ABANDONED_AFTER = timedelta(milliseconds=500)
+BILLING_DATABASE_PATIENCE = timedelta(seconds=float(os.environ.get("TEST_DATABASE_PATIENCE", "30")))
 BILLING_STALLED_AFTER = timedelta(seconds=2)

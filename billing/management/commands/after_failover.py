@@ -7,7 +7,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandParser
 from django.db import DEFAULT_DB_ALIAS
 
-from billing import failover
+from billing import failover, outages
 
 EPILOG = """\
 Workers and drainers stop by themselves when a replica was promoted or a backup restored, and say so. Run this once
@@ -37,7 +37,8 @@ class Command(BaseCommand):
 
     def handle(self, **options: Any) -> None:
         dry_run = options["dry_run"]
-        done = failover.put_right(options["database"], nothing_lost=options["nothing_lost"], dry_run=dry_run)
+        with outages.told("Not all was put right, and nobody works on until it is: run this again once it answers."):
+            done = failover.put_right(options["database"], nothing_lost=options["nothing_lost"], dry_run=dry_run)
         if options["json"]:
             self.stdout.write(json.dumps({**done, "dry_run": dry_run}))
             return

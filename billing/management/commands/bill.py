@@ -6,9 +6,11 @@ import sys
 import time
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import BaseCommand, CommandError, CommandParser, OutputWrapper
+from django.db import close_old_connections
 
-from billing import money, queueing, rescuer, runs
+from billing import money, outages, queueing, rescuer, runs
+from billing.conf import conf
 from billing.errors import BrokerUnavailable
 from billing.models import Run
 from billing.periods import InvalidPeriod, Period
@@ -20,6 +22,7 @@ RESCUE_SECONDS = 3.0
 PLAIN_LINE_SECONDS = 5.0
 
 PARKED = 3
+UNKNOWN = 4
 INTERRUPTED = 130
 
 EPILOG = """\
@@ -32,8 +35,18 @@ examples:
   manage.py bill 2026-05-01/2026-05-16 --dry-run --json
 
 exit codes: 0 planned, or with --wait: nobody is parked; 1 nothing was planned; 2 wrong usage;
-            3 with --wait: some customers are parked and need a person; 130 interrupted, the run goes on
+            3 with --wait: some customers are parked and need a person; 4 planned, but the database stopped answering,
+            the run goes on once it does; 130 interrupted, the run goes on
 """
+
+NOT_PLANNED = (
+    "Nobody was enqueued. Bill again once it answers: a run that was planned all the same does no harm, and "
+    "nobody is invoiced twice."
+)
+PLANNED = (
+    "Run {run} is planned and goes on once it answers: see manage.py run_status {run}. What the workers were not given "
+    "yet, manage.py rescue enqueues."
+)
 
 
 class Command(BaseCommand):
@@ -51,22 +64,18 @@ class Command(BaseCommand):
     def handle(self, **options: Any) -> None:
         try:
             period = Period.parse(options["period"])
-            if options["dry_run"]:
-                self._preview(period, options["customer"], as_json=options["json"])
-                return
-            run = runs.plan(period, codes=options["customer"])
+            with outages.told(NOT_PLANNED):
+                if options["dry_run"]:
+                    self._preview(period, options["customer"], as_json=options["json"])
+                    return
+                run = runs.plan(period, codes=options["customer"])
         except (InvalidPeriod, runs.UnknownCustomers) as error:
             raise CommandError(str(error)) from error
-        try:
-            enqueued = queueing.enqueue_run(run)
-        except BrokerUnavailable as error:
-            self.stderr.write(f"run {run.pk}, {period}, is planned: {error}")
-        else:
-            if not options["json"]:
-                self.stdout.write(f"run {run.pk}, {period}: {enqueued} customers enqueued")
-        if options["wait"]:
-            self._wait(run)
-        result = status(run)
+        with outages.told(PLANNED.format(run=run.pk), returncode=UNKNOWN):
+            self._enqueue(run, period, quiet=options["json"])
+            if options["wait"]:
+                self._wait(run)
+            result = status(run)
         if options["json"]:
             self.stdout.write(json.dumps(result.as_json()))
         elif options["wait"]:
@@ -74,36 +83,46 @@ class Command(BaseCommand):
         if options["wait"] and result.parked:
             sys.exit(PARKED)
 
+    def _enqueue(self, run: Run, period: Period, *, quiet: bool) -> None:
+        try:
+            enqueued = queueing.enqueue_run(run)
+        except BrokerUnavailable as error:
+            self.stderr.write(f"run {run.pk}, {period}, is planned: {error}")
+        else:
+            if not quiet:
+                self.stdout.write(f"run {run.pk}, {period}: {enqueued} customers enqueued")
+
     def _wait(self, run: Run) -> None:
-        shown, shown_at, rescued_at = "", 0.0, time.monotonic()
-        on_terminal = self.stderr.isatty()
+        """Show progress until everybody has an outcome; an outage of the database is waited out, within bounds."""
+        line = ProgressLine(self.stderr)
+        answered_at = rescued_at = time.monotonic()
         try:
             while True:
-                found = counts(run)
-                text = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in found.items() if count)
-                if on_terminal:
-                    self.stderr.write(f"\r\x1b[K{text}", ending="")
-                elif text != shown and time.monotonic() - shown_at > PLAIN_LINE_SECONDS:
-                    self.stderr.write(text)
-                    shown, shown_at = text, time.monotonic()
-                if not found["open"] + found["failed"]:
+                left = True
+                try:
+                    found = counts(run)
+                    left = bool(found["open"] + found["failed"])
+                    text = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in found.items() if count)
+                    if left and time.monotonic() - rescued_at > RESCUE_SECONDS:
+                        rescued_at = time.monotonic()
+                        rescuer.rescue()
+                    answered_at = time.monotonic()
+                except BrokerUnavailable as error:
+                    text = f"Still waiting: {error}"
+                except outages.OUTAGE as error:
+                    if time.monotonic() - answered_at > conf.DATABASE_PATIENCE.total_seconds():
+                        raise
+                    text = f"Still waiting: {outages.sentence(error)}"
+                    close_old_connections()
+                line.show(text)
+                if not left:
                     return
-                if time.monotonic() - rescued_at > RESCUE_SECONDS:
-                    self._rescue()
-                    rescued_at = time.monotonic()
                 time.sleep(POLL_SECONDS)
         except KeyboardInterrupt:
             self.stderr.write(f"\nNo longer waiting; the run goes on: manage.py run_status {run.pk}")
             sys.exit(INTERRUPTED)
         finally:
-            if on_terminal:
-                self.stderr.write("")
-
-    def _rescue(self) -> None:
-        try:
-            rescuer.rescue()
-        except BrokerUnavailable as error:
-            self.stderr.write(f"Still waiting: {error}")
+            line.end()
 
     def _preview(self, period: Period, codes: list[str], *, as_json: bool) -> None:
         rows, totals = [], dict[str, int]()
@@ -120,3 +139,23 @@ class Command(BaseCommand):
         else:
             nets = ", ".join(money.format_minor(net, currency) for currency, net in sorted(totals.items()))
             self.stdout.write(f"dry run, {period}: net {nets or 'nothing'}, nothing was changed")
+
+
+class ProgressLine:
+    """One line that is written over on a terminal, and now and then a new one elsewhere."""
+
+    def __init__(self, stream: OutputWrapper) -> None:
+        self._stream = stream
+        self._on_terminal = stream.isatty()
+        self._shown, self._shown_at = "", 0.0
+
+    def show(self, text: str) -> None:
+        if self._on_terminal:
+            self._stream.write(f"\r\x1b[K{text}", ending="")
+        elif text != self._shown and time.monotonic() - self._shown_at > PLAIN_LINE_SECONDS:
+            self._stream.write(text)
+            self._shown, self._shown_at = text, time.monotonic()
+
+    def end(self) -> None:
+        if self._on_terminal:
+            self._stream.write("")

@@ -9,7 +9,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError, close_old_connections
 
-from billing import rescuer
+from billing import outages, rescuer
 from billing.errors import BrokerUnavailable
 
 EPILOG = """\
@@ -41,7 +41,7 @@ class Command(BaseCommand):
             try:
                 self._pass()
             except (BrokerUnavailable, DatabaseError) as error:
-                raise CommandError(f"The pass could not be finished: {error}") from error
+                raise CommandError(f"The pass could not be finished: {outages.cause(error)}.") from error
             return
         stop = stop_event()
         while not stop.is_set():
@@ -49,7 +49,7 @@ class Command(BaseCommand):
             try:
                 self._pass()
             except (BrokerUnavailable, DatabaseError) as error:
-                self.stderr.write(f"The pass could not be finished and is done again: {error}")
+                self.stderr.write(f"The pass could not be finished and is done again: {outages.cause(error)}.")
             stop.wait(options["interval"])
 
     def _pass(self) -> None:

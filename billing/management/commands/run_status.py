@@ -6,6 +6,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
+from billing import outages
 from billing.models import Run
 from billing.status import status
 
@@ -14,8 +15,10 @@ examples:
   manage.py run_status
   manage.py run_status 42 --json
 
-exit codes: 0 shown; 1 there is no such run; 2 wrong usage
+exit codes: 0 shown; 1 there is no such run; 2 wrong usage; 4 the database does not answer
 """
+
+NO_ANSWER = 4
 
 
 class Command(BaseCommand):
@@ -29,6 +32,10 @@ class Command(BaseCommand):
         parser.add_argument("--limit", type=int, default=20, help="show so many items that failed or are parked")
 
     def handle(self, **options: Any) -> None:
+        with outages.told("Nothing is known of the run for now; ask again.", returncode=NO_ANSWER):
+            self._show(**options)
+
+    def _show(self, **options: Any) -> None:
         runs = Run.objects.order_by("-pk")
         run = (runs.filter(pk=options["run"]) if options["run"] is not None else runs).first()
         if run is None:
