@@ -17,13 +17,13 @@ import contextlib
 import re
 import smtplib
 import socket
-import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from django.core.mail.backends.smtp import EmailBackend
 
 from outbox.channels.base import Answer, Deadline, Outcome
+from outbox.channels.cutting import Cutter
 from outbox.errors import DeadlinePassed
 
 # Where the project sets no timeout, a server that is silent is waited for so long and no longer.
@@ -40,6 +40,10 @@ class SmtpConversation:
         self._backend = backend
         backend.fail_silently = False
         self._timeout = backend.timeout = backend.timeout or DEFAULT_TIMEOUT_SECONDS
+        self._cutter = Cutter(0)
+        # The backend connects, begins TLS and logs in with one call: its socket must be known before the greeting.
+        made = {"connection_class": _connected_by(self._connect, backend.connection_class)}
+        backend.__class__ = type(type(backend).__name__, (type(backend),), made)
 
     def hand_over(self, mail_from: str, rcpt_tos: Sequence[str], data: bytes, deadline: Deadline) -> Answer:
         """Hand one message over. Raises DeadlinePassed when the time ran out before the final dot; it was not sent."""
@@ -65,21 +69,14 @@ class SmtpConversation:
 
     def _converse(self, mail_from: str, rcpt_tos: Sequence[str], data: bytes, deadline: Deadline) -> Answer | None:
         """One conversation; None when the connection turned out to be gone at its first word."""
-        try:
-            smtp = self._open(deadline)
-        except DeadlinePassed:
-            raise
-        except Exception as error:  # whatever it is (a password that is not ASCII): no word of the message was said
-            self._abandon()
-            return Answer(Outcome.NOT_HANDED_OVER, f"no connection to the server: {_said(error)}", unreachable=True)
-        # A reply that drips line by line never runs into the timeout of a single read.
-        cutter = threading.Timer(max(0.0, deadline.remaining()), _cut, [smtp.sock])
-        cutter.daemon = True
-        cutter.start()
-        try:
+        deadline.check()
+        with Cutter(deadline.remaining()) as self._cutter:
+            try:
+                smtp = self._open(deadline)
+            except Exception as error:  # whatever it is (a password that is not ASCII): no word of the message was said
+                self._abandon()
+                return Answer(Outcome.NOT_HANDED_OVER, f"no connection to the server: {_said(error)}", unreachable=True)
             return self._talk(smtp, mail_from, rcpt_tos, data, deadline)
-        finally:
-            cutter.cancel()
 
     def _talk(
         self, smtp: Any, mail_from: str, rcpt_tos: Sequence[str], data: bytes, deadline: Deadline
@@ -143,16 +140,33 @@ class SmtpConversation:
         return Answer(Outcome.UNKNOWN, f"after the final dot the server said {words}")
 
     def _open(self, deadline: Deadline) -> Any:
-        deadline.check()
         self._backend.timeout = max(0.01, min(self._timeout, deadline.remaining()))
-        self._backend.open()
+        is_new = self._backend.open()
         smtp: Any = self._backend.connection
         self._bound(smtp, deadline)
+        if not is_new:
+            self._cutter.watch(smtp.sock)
         # The text and its final dot are two writes: with Nagle's algorithm the dot would wait for the text's delayed
         # acknowledgement, 40 ms per mail.
         smtp.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         smtp.ehlo_or_helo_if_needed()
+        deadline.check()
         return smtp
+
+    def _connect(self, to_one: Callable[..., socket.socket], host: str, port: int, timeout: float) -> socket.socket:
+        """A connection to one of the host's addresses, which together are tried for no longer than the claim lasts."""
+        failure = OSError(f"{host} has no address")
+        ends_at = Deadline.after(timeout)
+        for *_, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            try:
+                connected = to_one(*address[:2], max(0.01, ends_at.remaining()))
+            except OSError as error:
+                failure = error
+            else:
+                connected.settimeout(timeout)
+                self._cutter.watch(connected)
+                return connected
+        raise failure
 
     def _bound(self, smtp: Any, deadline: Deadline) -> None:
         """No step waits longer than the mail timeout, nor than the claim lasts."""
@@ -185,9 +199,16 @@ class SmtpConversation:
                 setattr(self._backend, name, None)
 
 
-def _cut(connected: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        connected.shutdown(socket.SHUT_RDWR)
+def _connected_by(connect: Callable[..., socket.socket], smtp_class: type[smtplib.SMTP]) -> type[smtplib.SMTP]:
+    """The same class, whose connections are made by `connect`, given what makes one to a single address."""
+
+    class Connected(smtplib.SMTP):
+        def _get_socket(self, host: str, port: int, timeout: float) -> socket.socket:
+            return connect(super()._get_socket, host, port, timeout)  # type: ignore[misc]  # unknown to typeshed
+
+    # Behind the given class, so that its TLS is on top of our connection.
+    bases = (Connected,) if smtp_class is smtplib.SMTP else (smtp_class, Connected)
+    return type(smtp_class.__name__, bases, {})
 
 
 def _on_the_wire(data: bytes) -> bytes:

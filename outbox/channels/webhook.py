@@ -2,7 +2,6 @@
 
 import base64
 import binascii
-import contextlib
 import email.utils
 import hashlib
 import hmac
@@ -10,7 +9,6 @@ import http.client
 import json
 import socket
 import ssl
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +20,7 @@ from django.utils import timezone
 
 from outbox.channels.addresses import ForbiddenAddress, Network, networks, resolve
 from outbox.channels.base import Answer, Channel, Outcome, Parcel
+from outbox.channels.cutting import Cutter
 from outbox.errors import InvalidContent, InvalidSetting, PermanentFailure
 
 # What no repetition of the same request can cure.
@@ -103,30 +102,27 @@ class WebhookChannel(Channel):
             headers = sign(receiver.secrets, parcel.payload["id"], int(time.time()), body)
         except (LookupError, TypeError, AttributeError) as error:
             raise PermanentFailure(f"its receiver or its body is gone: {error!r}") from error
-        try:
-            connection = self._connect(receiver.url)
-        except ForbiddenAddress as error:
-            raise PermanentFailure(str(error)) from error
-        except OSError as error:
-            return Answer(Outcome.NOT_HANDED_OVER, f"no connection to {receiver.host}: {error}", unreachable=True)
-        # A receiver that drips its answer byte by byte never runs into the timeout of a single read.
-        cutter = threading.Timer(self._timeout, _cut, [connection.sock])
-        cutter.start()
-        try:
-            parcel.deadline.check()
-            parts = urlsplit(receiver.url)
-            path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-            connection.request("POST", path, body, headers)
-            response = connection.getresponse()
-            words = f"{response.status} {_start_of(response)}".strip()
-            return _answer(response, words)
-        except (OSError, http.client.HTTPException) as error:
-            return Answer(Outcome.UNKNOWN, f"{receiver.host} did not answer: {type(error).__name__}: {error}")
-        finally:
-            cutter.cancel()
-            connection.close()
+        with Cutter(self._timeout) as cutter:
+            try:
+                connection = self._connect(receiver.url, cutter)
+            except ForbiddenAddress as error:
+                raise PermanentFailure(str(error)) from error
+            except OSError as error:
+                return Answer(Outcome.NOT_HANDED_OVER, f"no connection to {receiver.host}: {error}", unreachable=True)
+            try:
+                parcel.deadline.check()
+                parts = urlsplit(receiver.url)
+                path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+                connection.request("POST", path, body, headers)
+                response = connection.getresponse()
+                words = f"{response.status} {_start_of(response)}".strip()
+                return _answer(response, words)
+            except (OSError, http.client.HTTPException) as error:
+                return Answer(Outcome.UNKNOWN, f"{receiver.host} did not answer: {type(error).__name__}: {error}")
+            finally:
+                connection.close()
 
-    def _connect(self, url: str) -> http.client.HTTPConnection:
+    def _connect(self, url: str, cutter: Cutter) -> http.client.HTTPConnection:
         parts = urlsplit(url)
         tls = parts.scheme == "https"
         host, port = parts.hostname or "", parts.port or (443 if tls else 80)
@@ -134,6 +130,7 @@ class WebhookChannel(Channel):
         kind = http.client.HTTPSConnection if tls else http.client.HTTPConnection
         connection = kind(host, port, timeout=self._timeout)
         connected = socket.create_connection(address, self._timeout)
+        cutter.watch(connected)
         try:
             if tls:
                 connected = ssl.create_default_context().wrap_socket(connected, server_hostname=host)
@@ -189,12 +186,6 @@ def _start_of(response: http.client.HTTPResponse) -> str:
         return response.read(_MOST_OF_AN_ANSWER).decode("utf-8", "replace")
     except (OSError, http.client.HTTPException):
         return ""
-
-
-def _cut(connected: socket.socket) -> None:
-    # The socket itself: the connection forgets it as soon as an answer says "Connection: close".
-    with contextlib.suppress(OSError):
-        connected.shutdown(socket.SHUT_RDWR)
 
 
 def _has_a_port(parts: SplitResult) -> bool:

@@ -17,6 +17,8 @@ MODES = {
     "refuse_connection",  # 554 as greeting
     "busy_connection",  # 421 as greeting
     "drop_at_connect",
+    "drip_at_connect",  # one byte of the greeting every `server.delay`, and no end
+    "drip_at_ehlo",  # and of the reply to EHLO
     "drop_at_mail",
     "busy_at_mail",  # 421 at MAIL
     "slow_at_data",  # 354 comes after `server.delay`
@@ -68,6 +70,11 @@ class _Conversation(socketserver.StreamRequestHandler):
     def _say(self, reply: bytes) -> None:
         self.wfile.write(reply + b"\r\n")
 
+    def _drip(self) -> None:
+        while True:
+            self.wfile.write(b"2")
+            time.sleep(self.server.delay)
+
     def _hang_up(self) -> None:
         self.request.shutdown(socket.SHUT_RDWR)
         raise _Hangup
@@ -76,6 +83,8 @@ class _Conversation(socketserver.StreamRequestHandler):
         mode = self.server.mode
         if mode == "drop_at_connect":
             self._hang_up()
+        if mode == "drip_at_connect":
+            self._drip()
         greetings = {"refuse_connection": b"554 go away", "busy_connection": b"421 too busy"}
         self._say(greetings.get(mode, b"220 test ESMTP"))
         mail_from = ""
@@ -85,6 +94,8 @@ class _Conversation(socketserver.StreamRequestHandler):
             address = re.search(rb"<(.*)>", rest)
             match verb.upper():
                 case b"EHLO" | b"HELO":
+                    if self.server.mode == "drip_at_ehlo":
+                        self._drip()
                     lines = [b"test", *self.server.extensions]
                     for line in lines[:-1]:
                         self._say(b"250-" + line)

@@ -335,12 +335,22 @@ def test_connection_that_a_failover_left_on_a_standby_is_given_up_and_nothing_is
     assert len(mail_server.received) == 1
 
 
+@pytest.mark.parametrize(
+    ("mode", "state", "attempts"),
+    [
+        ("drip_at_connect", State.PENDING, 0),
+        ("drip_at_ehlo", State.PENDING, 0),
+        ("drip_after_dot", State.IN_DOUBT, 1),
+    ],
+)
 def test_server_whose_reply_never_ends_holds_nobody_longer_than_a_claim(
-    mail_server: MailServer, publish: Publish, drain: Drain
+    mode: str, state: str, attempts: int, mail_server: MailServer, publish: Publish, drain: Drain, settings: Any
 ) -> None:
-    mail_server.mode = "drip_after_dot"
+    settings.OUTBOX_RETRY_BASE = timedelta(hours=1)
+    mail_server.mode = mode
     publish()
     began = time.monotonic()
     drain(claim_ttl=3.0)
     assert time.monotonic() - began < 15
-    assert Message.objects.get().state == State.IN_DOUBT
+    message = Message.objects.get()
+    assert (message.state, message.attempts) == (state, attempts)
