@@ -216,7 +216,7 @@ def stopping(runs: int) -> None:
     from benchmarks.measuring import limit
     from leases import hold
     from leases.errors import LeaseLost
-    from leases.interrupts import LeaseInterrupt, interrupted_on_loss
+    from leases.jobs.interrupts import LeaseInterrupt, interrupted_on_loss
     from leases.models import Incident
 
     def stopped_after(work: Any) -> float:

@@ -234,7 +234,7 @@ def come_and_go(name: str, url: str, number: signal.Signals, messages: int) -> N
 
 
 def is_done(broker: Any, queue: str) -> bool:
-    from leases import workload
+    from leases.jobs import workload
 
     state = workload.measure(broker=broker, queues=[queue])[0]
     if state.waiting or state.delayed:

@@ -24,7 +24,6 @@ the stored one is refused at registration, and asked for again above it.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from leases.actors import leased as leased
     from leases.bypassing import bypass as bypass
     from leases.fenced import FencedManager as FencedManager
     from leases.fenced import FencedModel as FencedModel
@@ -32,12 +31,13 @@ if TYPE_CHECKING:
     from leases.holding import current_lease as current_lease
     from leases.holding import hold as hold
     from leases.holding import lent as lent
+    from leases.jobs.actors import leased as leased
+    from leases.jobs.receipts import once as once
+    from leases.jobs.reopening import reopen as reopen
+    from leases.jobs.sending import send_once as send_once
+    from leases.jobs.sending import send_once_with_options as send_once_with_options
     from leases.lease import Lease as Lease
-    from leases.receipts import once as once
     from leases.redis_store import live as live
-    from leases.reopening import reopen as reopen
-    from leases.sending import send_once as send_once
-    from leases.sending import send_once_with_options as send_once_with_options
 
 # Models may be imported only once the apps are loading, so these names are looked up when first used.
 _PUBLIC = {
@@ -49,12 +49,12 @@ _PUBLIC = {
     "current_lease": "leases.holding",
     "hold": "leases.holding",
     "lent": "leases.holding",
-    "leased": "leases.actors",
+    "leased": "leases.jobs.actors",
     "live": "leases.redis_store",
-    "once": "leases.receipts",
-    "reopen": "leases.reopening",
-    "send_once": "leases.sending",
-    "send_once_with_options": "leases.sending",
+    "once": "leases.jobs.receipts",
+    "reopen": "leases.jobs.reopening",
+    "send_once": "leases.jobs.sending",
+    "send_once_with_options": "leases.jobs.sending",
 }
 __all__ = [
     "FencedManager",

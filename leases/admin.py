@@ -14,12 +14,12 @@ from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path
 
-from leases import job_admin  # noqa: F401 - registers its pages
 from leases.breaking import break_lease
 from leases.errors import LeaseError
 from leases.headroom import BUCKETS, measure
 from leases.inspecting import Inspector
 from leases.inspection import live_states
+from leases.jobs import admin as job_admin  # noqa: F401 - registers its pages
 from leases.models import Fence, HeldLease, Incident, Intervention, LeaseRecord
 
 #: A person who breaks more at once should use the command, and think again.

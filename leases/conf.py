@@ -39,7 +39,7 @@ class Settings:
     SCHEDULE: Mapping[str, Mapping[str, Any]] = {}
     #: A slot that is taken up later than this was missed.
     SCHEDULE_GRACE: timedelta = timedelta(minutes=1)
-    #: Functions that enqueue again what the broker lost: dotted names; see leases.rescuing.
+    #: Functions that enqueue again what the broker lost: dotted names; see leases.jobs.rescuing.
     RESCUERS: Sequence[str] = ()
     #: How long `send_once()` takes a key for pending; after it, an enqueue that the broker lost is made again.
     PENDING_TTL: timedelta = timedelta(minutes=10)

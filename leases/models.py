@@ -4,12 +4,12 @@ from typing import TYPE_CHECKING
 
 from django.db import models
 
-from leases.job_models import DeadLetter as DeadLetter
-from leases.job_models import Queue as Queue
-from leases.job_models import Receipt as Receipt
-from leases.job_models import Reopening as Reopening
-from leases.job_models import Slot as Slot
-from leases.job_models import Turn as Turn
+from leases.jobs.models import DeadLetter as DeadLetter
+from leases.jobs.models import Queue as Queue
+from leases.jobs.models import Receipt as Receipt
+from leases.jobs.models import Reopening as Reopening
+from leases.jobs.models import Slot as Slot
+from leases.jobs.models import Turn as Turn
 from leases.resources import MAX_LENGTH
 
 if TYPE_CHECKING:

@@ -14,10 +14,7 @@ from dramatiq.middleware import CurrentMessage, Middleware, TimeLimit
 from redis.backoff import ExponentialWithJitterBackoff
 from redis.retry import Retry
 
-from leases.dead_letters import DeadLetters
-from leases.worker_shutdown import LeasesGivenBack
-from leases.worker_watcher import LeaseWatcher
-from leases.workload import Measurements
+from leases.jobs import DeadLetters, LeasesGivenBack, LeaseWatcher, Measurements
 from project.broker_middleware import DatabaseConnections, JobContext, KeptRetries, UnstartedGivenBack
 from project.redis_broker import Presence, ServerTimeRedisBroker
 

@@ -5,7 +5,7 @@ from typing import Any
 from django.core.checks import CheckMessage, Error, Warning, register
 
 from leases.conf import conf
-from leases.job_errors import InvalidSchedule
+from leases.jobs.errors import InvalidSchedule
 
 
 @register("leases")
@@ -15,7 +15,7 @@ def once_actors(**kwargs: Any) -> list[CheckMessage]:
         from dramatiq.broker import global_broker
         from dramatiq.middleware import CurrentMessage
 
-        from leases.sending import once_of
+        from leases.jobs.sending import once_of
     except ImportError:
         return []
     if global_broker is None or any(isinstance(one, CurrentMessage) for one in global_broker.middleware):
@@ -28,7 +28,7 @@ def once_actors(**kwargs: Any) -> list[CheckMessage]:
             f"The broker lacks Dramatiq's CurrentMessage middleware, without which a second message of {names[0]} "
             "fails while the first is being worked on.",
             hint="Call broker.add_middleware(dramatiq.middleware.CurrentMessage()).",
-            id="leases.E042",
+            id="leases.E052",
         )
     ]
 
@@ -39,13 +39,13 @@ def schedule_entries(**kwargs: Any) -> list[CheckMessage]:
     if not conf.SCHEDULE:
         return []
     try:
-        from leases.schedules import parsed
+        from leases.jobs.schedules import parsed
     except ImportError as error:
         hint = "Type: pip install 'invoice-once[schedule]'"
-        return [Error(f"LEASES_SCHEDULE needs a package that is missing: {error}.", hint=hint, id="leases.E040")]
+        return [Error(f"LEASES_SCHEDULE needs a package that is missing: {error}.", hint=hint, id="leases.E050")]
     from dramatiq.broker import global_broker
 
-    from leases.sending import once_of
+    from leases.jobs.sending import once_of
 
     messages: list[CheckMessage] = []
     for name, entry in conf.SCHEDULE.items():
@@ -53,7 +53,9 @@ def schedule_entries(**kwargs: Any) -> list[CheckMessage]:
             schedule = parsed(name, entry)
         except InvalidSchedule as error:
             messages.append(
-                Error(str(error), hint="See leases.schedules for what an entry may say.", obj=name, id="leases.E040")
+                Error(
+                    str(error), hint="See leases.jobs.schedules for what an entry may say.", obj=name, id="leases.E050"
+                )
             )
             continue
         actor = global_broker.actors.get(schedule.actor) if global_broker else None
@@ -63,9 +65,9 @@ def schedule_entries(**kwargs: Any) -> list[CheckMessage]:
                     f"{schedule.actor}, which {name} fires, is not @once: a scheduler that dies in the wrong moment "
                     "has its slot enqueued twice.",
                     hint='Decorate it with @once("...:{slot}") and give it kwargs={"slot": "{slot}"}, or add '
-                    '"leases.W041" to SILENCED_SYSTEM_CHECKS if twice is as good as once.',
+                    '"leases.W051" to SILENCED_SYSTEM_CHECKS if twice is as good as once.',
                     obj=name,
-                    id="leases.W041",
+                    id="leases.W051",
                 )
             )
     return messages

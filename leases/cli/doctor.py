@@ -86,8 +86,7 @@ def _watched() -> list[CheckMessage]:
     return [
         Warning(
             "Nobody watches: a holder that freezes is seen only when another takes its resource.",
-            hint="Start: manage.py leases watch, or call broker.add_middleware(LeaseWatcher()) from "
-            "leases.worker_watcher.",
+            hint="Start: manage.py leases watch, or call broker.add_middleware(LeaseWatcher()) from leases.jobs.",
             id="leases.W040",
         )
     ]

@@ -5,11 +5,12 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from leases import interventions, job_pruning
+from leases import interventions
 from leases.cli.verb import EXIT_ABSENT, EXIT_FOUND, Verb, duration, positive
 from leases.errors import LeaseError
-from leases.job_errors import ReceiptMissing
-from leases.reopening import reopen
+from leases.jobs import pruning
+from leases.jobs.errors import ReceiptMissing
+from leases.jobs.reopening import reopen
 
 
 class Reopen(Verb):
@@ -58,14 +59,12 @@ Receipts without a retention are never deleted: they are what keeps a job from r
 
     def run(self, *, database: str, as_json: bool, **options: Any) -> None:
         totals = {
-            name: job_pruning.count(name, older_than=options["older_than"], using=database)
+            name: pruning.count(name, older_than=options["older_than"], using=database)
             if options["dry_run"]
             else sum(
-                job_pruning.prune(
-                    name, older_than=options["older_than"], batch_size=options["batch_size"], using=database
-                )
+                pruning.prune(name, older_than=options["older_than"], batch_size=options["batch_size"], using=database)
             )
-            for name in job_pruning.WHAT
+            for name in pruning.WHAT
         }
         if as_json:
             self.write_json(totals)

@@ -12,7 +12,7 @@ from django.utils.module_loading import autodiscover_modules
 
 from leases.cli.verb import EXIT_FOUND, Verb
 from leases.conf import conf
-from leases.rescuing import rescue
+from leases.jobs.rescuing import rescue
 
 
 class Rescue(Verb):
@@ -32,7 +32,7 @@ The first Ctrl-C or SIGTERM stops after the current pass, the second at once.
 
     def run(self, *, database: str, as_json: bool, **options: Any) -> None:
         if not conf.RESCUERS:
-            raise CommandError("LEASES_RESCUERS names no function; see leases.rescuing.", returncode=2)
+            raise CommandError("LEASES_RESCUERS names no function; see leases.jobs.rescuing.", returncode=2)
         autodiscover_modules("actors")
         if options["once"]:
             rescued = rescue()

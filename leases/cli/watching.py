@@ -21,7 +21,7 @@ class Watch(Verb):
   manage.py leases watch --once   look until sure of every lease, at most half a ttl; exits with 1 if one expired
 
 The first Ctrl-C or SIGTERM stops after the current look, the second at once. Dramatiq workers can do the same with
-leases.worker_watcher.LeaseWatcher; then this need not run.
+leases.jobs.LeaseWatcher; then this need not run.
 """
 
     @classmethod

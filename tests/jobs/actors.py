@@ -14,7 +14,7 @@ from django.db import connection
 from django.utils import timezone
 
 from leases import leased, once
-from leases.outside import NothingDone
+from leases.jobs import NothingDone
 from tests.jobs.models import Effect
 
 PID = os.getpid

@@ -16,6 +16,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from leases import acquiring, hold, keys, live
 from leases.errors import LeaseLost
+from leases.jobs import LeaseWatcher
 from leases.keeper import keeper
 from leases.lease import Lease
 from leases.models import Incident, LeaseRecord, RedisMemory
@@ -23,7 +24,6 @@ from leases.process import ProcessIdentity
 from leases.resources import key_of
 from leases.stopping import Job
 from leases.watcher import RESOURCE, Watcher
-from leases.worker_watcher import LeaseWatcher
 from tests.leases.conftest import steal
 from tests.waiting import wait_until
 

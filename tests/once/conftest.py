@@ -9,8 +9,8 @@ import pytest
 from django_redis import get_redis_connection
 from dramatiq.common import dq_name, xq_name
 
-from leases import workload
-from leases.workload import QueueState
+from leases.jobs import workload
+from leases.jobs.workload import QueueState
 from project.broker import make_broker
 from tests.jobs.actors import QUEUE
 from tests.servers.needs import RABBITMQ_URL

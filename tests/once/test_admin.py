@@ -11,7 +11,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from leases import dead_letters
+from leases.jobs import dead_letters
 from leases.models import DeadLetter, Receipt, Reopening
 from tests.jobs import actors
 from tests.jobs.actors import QUEUE

@@ -30,15 +30,15 @@ def test_rabbitmq_whose_consumer_timeout_is_below_max_hold() -> None:
 
 def test_schedule_that_cannot_be_understood() -> None:
     with override_settings(LEASES_SCHEDULE={"nightly": {"actor": "tick", "cron": "every night"}}):
-        (message,) = found("leases.E040")
+        (message,) = found("leases.E050")
         assert "nightly" in message.msg
-    assert not found("leases.E040")
+    assert not found("leases.E050")
 
 
 def test_scheduled_actor_that_is_not_once() -> None:
     with override_settings(LEASES_SCHEDULE={"nightly": {"actor": "plain", "cron": "0 3 * * *"}}):
-        assert len(found("leases.W041")) == 1
-    assert not found("leases.W041")
+        assert len(found("leases.W051")) == 1
+    assert not found("leases.W051")
 
 
 def test_once_actor_on_a_broker_without_current_message(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,6 +50,6 @@ def test_once_actor_on_a_broker_without_current_message(monkeypatch: pytest.Monk
     @once("job:{number}")
     def job(number: int) -> None: ...
 
-    assert [message.id for message in jobs.once_actors()] == ["leases.E042"]
+    assert [message.id for message in jobs.once_actors()] == ["leases.E052"]
     broker.add_middleware(dramatiq.middleware.CurrentMessage())
     assert not jobs.once_actors()

@@ -11,7 +11,7 @@ from django.test import override_settings
 
 from leases import once, reopen
 from leases.errors import LeaseError
-from leases.job_errors import InvalidKey, KeyTaken, OutcomeNotJson, ReceiptBusy, ReceiptMissing
+from leases.jobs.errors import InvalidKey, KeyTaken, OutcomeNotJson, ReceiptBusy, ReceiptMissing
 from leases.models import Receipt, Reopening
 from tests.jobs.models import Effect
 from tests.waiting import wait_until

@@ -10,10 +10,10 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from leases import hold
-from leases.job_errors import InvalidSchedule
+from leases.jobs.errors import InvalidSchedule
+from leases.jobs.scheduler import RESOURCE, Scheduler
+from leases.jobs.schedules import parsed
 from leases.models import Slot
-from leases.scheduler import RESOURCE, Scheduler
-from leases.schedules import parsed
 from tests.jobs import actors
 from tests.jobs.models import Effect
 from tests.once.conftest import Jobs

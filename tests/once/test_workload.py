@@ -10,8 +10,8 @@ import dramatiq
 import pytest
 from django.core.management import call_command
 
-from leases import dead_letters, workload
-from leases.job_errors import AlreadyDone, AlreadyReplayed
+from leases.jobs import dead_letters, workload
+from leases.jobs.errors import AlreadyDone, AlreadyReplayed
 from leases.models import DeadLetter
 from tests.jobs import actors
 from tests.jobs.actors import QUEUE

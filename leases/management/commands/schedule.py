@@ -16,9 +16,9 @@ from redis.exceptions import RedisError
 
 from leases.errors import LeaseBusy, LeaseError
 from leases.holding import hold
-from leases.job_errors import InvalidSchedule
-from leases.scheduler import RESOURCE, Scheduler
-from leases.schedules import Schedule, schedules
+from leases.jobs.errors import InvalidSchedule
+from leases.jobs.scheduler import RESOURCE, Scheduler
+from leases.jobs.schedules import Schedule, schedules
 
 EPILOG = """\
 Run as many as you like, on as many machines: one of them leads, by lease, and when it is gone another takes over

@@ -13,9 +13,9 @@ from django.utils.module_loading import autodiscover_modules
 from dramatiq.errors import BrokerConnectionError
 from redis.exceptions import RedisError
 
-from leases import workload
-from leases.job_models import Receipt
-from leases.workload import QueueState
+from leases.jobs import workload
+from leases.jobs.models import Receipt
+from leases.jobs.workload import QueueState
 
 EPILOG = """\
 A worker is one thread. Suggested are as many as were busy in the last minutes, and those that run what waits within

@@ -26,9 +26,9 @@ from leases.clock import boottime
 from leases.conf import conf
 from leases.errors import LeaseBusy, LeaseError
 from leases.holding import hold
-from leases.job_models import Slot
+from leases.jobs.models import Slot
+from leases.jobs.schedules import Schedule
 from leases.lease import Lease
-from leases.schedules import Schedule
 
 logger = logging.getLogger("leases")
 

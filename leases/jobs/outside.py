@@ -16,16 +16,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from django.db import DatabaseError
 
-from leases import fence, receipt_sql
-from leases.actors import current_message, put_back
+from leases import fence
 from leases.errors import LeaseBusy, LeaseLost, LeaseUnavailable, StaleToken
 from leases.holding import hold
-from leases.job_errors import KeyTaken, OutcomeNotJson
-from leases.job_models import Receipt
+from leases.jobs import receipt_sql
+from leases.jobs.actors import current_message, put_back
+from leases.jobs.errors import KeyTaken, OutcomeNotJson
+from leases.jobs.models import Receipt
 from leases.lease import Lease
 
 if TYPE_CHECKING:
-    from leases.receipts import Once
+    from leases.jobs.receipts import Once
 
 logger = logging.getLogger("leases")
 
@@ -45,7 +46,7 @@ def run_outside(spec: "Once", key: str, work: Callable[[], Any], *, on_crash: Li
     With on_crash="park" an exception parks the key too, unless it is NothingDone: a request that timed out may have
     arrived.
     """
-    from leases import receipts
+    from leases.jobs import receipts
 
     earlier = receipts.find_earlier(spec, key)
     if earlier is not None:
@@ -61,7 +62,7 @@ def run_outside(spec: "Once", key: str, work: Callable[[], Any], *, on_crash: Li
 
 
 def _run(spec: "Once", key: str, work: Callable[[], Any], lease: Lease, *, on_crash: str) -> Any:
-    from leases import receipts
+    from leases.jobs import receipts
 
     message = current_message()
     started = receipt_sql.start(

@@ -20,7 +20,7 @@ from dramatiq.middleware import Middleware
 from redis.exceptions import RedisError
 
 from leases.conf import conf
-from leases.sending import key_of
+from leases.jobs.sending import key_of
 
 logger = logging.getLogger("leases")
 

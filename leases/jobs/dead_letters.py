@@ -13,9 +13,9 @@ import dramatiq
 from django.db import connections, router
 from dramatiq.middleware import Middleware
 
-from leases.job_errors import AlreadyDone, AlreadyReplayed
-from leases.job_models import DeadLetter, Receipt
-from leases.sending import forget_pending, key_of
+from leases.jobs.errors import AlreadyDone, AlreadyReplayed
+from leases.jobs.models import DeadLetter, Receipt
+from leases.jobs.sending import forget_pending, key_of
 
 logger = logging.getLogger("leases")
 

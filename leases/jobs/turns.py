@@ -6,9 +6,9 @@ from datetime import timedelta
 from django.db import DatabaseError, connections
 
 from leases import fence
-from leases.actors import put_back
 from leases.conf import conf
 from leases.errors import LeaseBusy, LeaseUnavailable
+from leases.jobs.actors import put_back
 
 logger = logging.getLogger("leases")
 

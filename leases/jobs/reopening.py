@@ -6,10 +6,10 @@ from django.db import router, transaction
 from django.db.models.functions import Now
 
 from leases.holding import hold
-from leases.job_errors import ReceiptMissing
-from leases.job_models import Receipt, Reopening
-from leases.outside import resource_of
-from leases.sending import forget_pending
+from leases.jobs.errors import ReceiptMissing
+from leases.jobs.models import Receipt, Reopening
+from leases.jobs.outside import resource_of
+from leases.jobs.sending import forget_pending
 
 logger = logging.getLogger("leases")
 

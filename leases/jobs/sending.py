@@ -11,8 +11,8 @@ from dramatiq import Actor, Message
 from redis.exceptions import RedisError
 
 from leases.conf import conf
-from leases.job_models import Receipt
-from leases.receipts import Once
+from leases.jobs.models import Receipt
+from leases.jobs.receipts import Once
 
 logger = logging.getLogger("leases")
 

@@ -17,7 +17,7 @@ from dramatiq.results import Results
 from leases.conf import conf
 from leases.errors import LeaseBusy, LeaseLost, LeaseUnavailable, StaleToken
 from leases.holding import hold
-from leases.interrupts import LeaseInterrupt, interrupted_on_loss
+from leases.jobs.interrupts import LeaseInterrupt, interrupted_on_loss
 
 logger = logging.getLogger("leases")
 
@@ -76,7 +76,7 @@ def leased(
             turn = None
             message = current_message()
             if on_conflict == "serial" and message is not None:
-                from leases.turns import Turn
+                from leases.jobs.turns import Turn
 
                 turn = Turn(resource, message_id=message.message_id, using=using)
                 if not turn.has_come():

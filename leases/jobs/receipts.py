@@ -31,12 +31,13 @@ from typing import Any, Literal, ParamSpec, TypeVar
 
 from django.db import DatabaseError, connections, transaction
 
-from leases import fence, receipt_sql
-from leases.actors import current_message, put_back, wants_result
+from leases import fence
 from leases.conf import conf
-from leases.job_errors import KeyTaken, OutcomeNotJson, ReceiptBusy, ReceiptUnfinished
-from leases.job_keys import KeyTemplate
-from leases.job_models import Receipt
+from leases.jobs import receipt_sql
+from leases.jobs.actors import current_message, put_back, wants_result
+from leases.jobs.errors import KeyTaken, OutcomeNotJson, ReceiptBusy, ReceiptUnfinished
+from leases.jobs.keys import KeyTemplate
+from leases.jobs.models import Receipt
 
 logger = logging.getLogger("leases")
 
@@ -82,7 +83,7 @@ def once(
 
     key: a template over the function's parameters, as in "welcome:{user_id}". on_crash: for an effect outside the
     database, see above; the body then runs under a lease and outside any transaction, and may raise
-    `leases.outside.NothingDone` to say that it did not take effect. retention: how long the receipt is kept at least;
+    `leases.jobs.NothingDone` to say that it did not take effect. retention: how long the receipt is kept at least;
     default for ever. name: the function's identity, default its module and name; keep the old one when it moves.
 
     What the function returns must be JSON. Raises OutcomeNotJson, KeyTaken when another function has used the key,
@@ -110,7 +111,7 @@ def once(
                 if on_crash is None:
                     outcome = run_inside(spec, value, work)
                 else:
-                    from leases.outside import run_outside
+                    from leases.jobs.outside import run_outside
 
                     outcome = run_outside(spec, value, work, on_crash=on_crash)
             except ReceiptBusy as busy:

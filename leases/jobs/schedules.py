@@ -27,7 +27,7 @@ import dramatiq
 from cronsim import CronSim, CronSimError
 
 from leases.conf import conf
-from leases.job_errors import InvalidSchedule
+from leases.jobs.errors import InvalidSchedule
 
 Missed = Literal["latest", "all", "skip"]
 _KEYS = {"actor", "cron", "every", "timezone", "missed", "args", "kwargs"}

@@ -14,7 +14,7 @@ from redis.exceptions import RedisError
 
 from leases.errors import LeaseError
 from leases.inspecting import Inspector
-from leases.job_models import DeadLetter, Queue, Receipt, Reopening, Slot
+from leases.jobs.models import DeadLetter, Queue, Receipt, Reopening, Slot
 
 #: A person who acts on more at once should use the commands, and think again.
 MOST_AT_ONCE = 100
@@ -89,7 +89,7 @@ class ReceiptAdmin(JobInspector):
 
     @admin.action(description="Open selected keys again", permissions=["reopen"])
     def reopen_selected(self, request: HttpRequest, queryset: QuerySet[Receipt]) -> HttpResponse | None:
-        from leases.reopening import reopen
+        from leases.jobs.reopening import reopen
 
         if not self.has_reopen_permission(request):
             raise PermissionDenied
@@ -146,7 +146,7 @@ class DeadLetterAdmin(JobInspector):
 
     @admin.action(description="Replay selected dead letters", permissions=["replay"])
     def replay_selected(self, request: HttpRequest, queryset: QuerySet[DeadLetter]) -> HttpResponse | None:
-        from leases.dead_letters import replay
+        from leases.jobs.dead_letters import replay
 
         if not self.has_replay_permission(request):
             raise PermissionDenied
@@ -194,7 +194,7 @@ class QueueAdmin(JobInspector):
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         from django.utils.module_loading import autodiscover_modules
 
-        from leases import workload
+        from leases.jobs import workload
 
         if not self.has_view_permission(request):
             raise PermissionDenied

@@ -5,8 +5,8 @@ import string
 from collections.abc import Callable
 from typing import Any
 
-from leases.job_errors import InvalidKey
-from leases.job_models import MAX_KEY_LENGTH
+from leases.jobs.errors import InvalidKey
+from leases.jobs.models import MAX_KEY_LENGTH
 
 
 class KeyTemplate:
