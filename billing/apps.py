@@ -6,4 +6,4 @@ class BillingConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from billing import checks  # noqa: F401
+        from billing import checks, mailing  # noqa: F401  # registers checks and receivers

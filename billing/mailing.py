@@ -1,23 +1,30 @@
 """The mails about an invoice: the one published with it, and copies that a person sends deliberately."""
 
 import logging
+import re
 from collections.abc import Iterable
 from email import message_from_string
 from email.policy import default
+from typing import Any
 
 from django.db import router, transaction
+from django.dispatch import receiver
 
 import outbox
 from billing.documents.email import invoice_email, summary
 from billing.errors import CopyExists, InvoiceIsVoid, MailOnItsWay, TooManyCopies, Unmailable
 from billing.models import Invoice
-from billing.slots import slot_of
+from billing.periods import InvalidPeriod, Period
+from billing.slots import as_dates, slot_of
 from outbox.errors import DedupeConflict, InvalidContent
 from outbox.models import Message, State
+from outbox.signals import resending
 
 logger = logging.getLogger("billing.mailing")
 
 MOST_COPIES = 9
+
+_KEY = re.compile(r"invoice:(\d+):(\w+):([^:]+):v(\d+)(?::copy\d+)?", re.ASCII)
 
 
 def keys(invoice: Invoice) -> list[str]:
@@ -92,3 +99,20 @@ def cancel_unsent(invoice: Invoice, *, using: str) -> bool:
     messages = messages_of([invoice], using=using)[invoice.pk]
     cancelled = [outbox.cancel(message.dedupe_key, using=using) for message in messages]
     return bool(cancelled) and all(cancelled)
+
+
+@receiver(resending)
+def refuse_if_void(sender: type[Message], *, dedupe_key: str, using: str, **more: Any) -> str | None:
+    """Refuse to have a mail about a void invoice sent after all; whoever voids it meanwhile waits, and then cancels."""
+    match = _KEY.fullmatch(dedupe_key)
+    if match is None:
+        return None
+    customer_id, kind, period, version = match.groups()
+    try:
+        filling = {"customer_id": int(customer_id), "kind": kind, "period": as_dates(Period.parse(period))}
+    except InvalidPeriod:
+        return None
+    invoice = Invoice.objects.using(using).select_for_update().filter(**filling, version=int(version)).first()
+    if invoice is None or invoice.status != Invoice.Status.VOID:
+        return None
+    return str(InvoiceIsVoid(invoice.reference))

@@ -3,9 +3,10 @@
 import enum
 import logging
 
-from django.db import transaction
+from django.db import router, transaction
 from django.db.models.functions import Now
 
+from outbox import signals
 from outbox.errors import DecisionRefused
 from outbox.models import Decision, Message, State
 
@@ -47,11 +48,14 @@ def decide(action: Action, message_id: int, *, reason: str, by: str, using: str 
     """Carry the decision out, and write down who took it and why, in one transaction.
 
     Raises DecisionRefused, and changes nothing, when the message's state does not allow it: a drainer holds it, it may
-    still be on its way, its deadline passed, its payload was pruned, or the reason is empty.
+    still be on its way, its deadline passed, its payload was pruned; when a receiver of `outbox.signals.resending`
+    does not want it sent; or when the reason is empty.
     """
     if not reason.strip():
         raise DecisionRefused(message_id, action.value, "a reason is needed, for those who ask later")
+    using = using or router.db_for_write(Message)
     with transaction.atomic(using=using):
+        _ask_its_owner(action, message_id, using)
         message = Message.objects.using(using).select_for_update().annotate(now=Now()).filter(id=message_id).first()
         if message is None:
             raise DecisionRefused(message_id, action.value, "there is no such message")
@@ -76,6 +80,16 @@ def decide(action: Action, message_id: int, *, reason: str, by: str, using: str 
         extra={"event": "outbox.decided", "outbox_id": message.id, "channel": message.channel, "action": action.value},
     )
     return message
+
+
+def _ask_its_owner(action: Action, message_id: int, using: str) -> None:
+    message = Message.objects.using(using).only("dedupe_key", "channel").filter(id=message_id).first()
+    if message is None or _TO[action] != State.PENDING:
+        return
+    about = {"dedupe_key": message.dedupe_key, "channel": message.channel, "action": action.value, "using": using}
+    for _, refusal in signals.resending.send(sender=Message, **about):
+        if refusal:
+            raise DecisionRefused(message_id, action.value, str(refusal))
 
 
 def _refuse_if_too_early_or_late(action: Action, message: Message) -> None:

@@ -228,6 +228,28 @@ def test_void_cancels_a_copy_that_was_not_sent_yet(issued: Invoice, admin_client
     assert "is void" in act(admin_client, "invoice", "send_again", issued, reason="lost", to="a@example.com", copy=3)
 
 
+@pytest.mark.parametrize(("state", "action"), [("in_doubt", "send_again"), ("dead", "requeue")])
+def test_mail_of_a_void_invoice_is_not_sent_by_a_decision_about_the_message(
+    state: str, action: str, issued: Invoice, admin_client: Client
+) -> None:
+    first = Message.objects.get()
+    Message.objects.update(state=State.DEAD)
+    copy = mailing.send_again(issued.pk, to="new@example.com", copy=2)
+    alive = Message.objects.filter(pk__in=[first.pk, copy.pk])
+    alive.update(state=State.SENDING, claim=1, claimed_until=Now())
+    act(admin_client, "invoice", "void", issued, reason="wrong price")
+    alive.update(state=state, claimed_until=None)
+    data = {"action": action, "_selected_action": [first.pk, copy.pk], "confirmed": "yes", "reason": "customer called"}
+    page = admin_client.post("/admin/outbox/message/", data, follow=True).content.decode()
+    assert "0 of 2 messages" in page
+    assert page.count("INV-000001 is void, and its mail is not sent any more") == 2
+    assert set(alive.values_list("state", flat=True)) == {state}
+    note_mail = Message.objects.exclude(pk__in=[first.pk, copy.pk])
+    note_mail.update(state=state)
+    data["_selected_action"] = [note_mail.get().pk]
+    assert "1 of 1 messages" in admin_client.post("/admin/outbox/message/", data, follow=True).content.decode()
+
+
 def test_preview_shows_what_would_be_issued_and_writes_nothing(customer: Customer, admin_client: Client) -> None:
     item = Item.objects.get()
     assert "have no price in EUR" in html(admin_client, f"item/{item.pk}/preview/")

@@ -12,6 +12,7 @@ from django.db import IntegrityError, connection, transaction
 from django.utils import timezone
 
 import outbox
+from outbox import signals
 from outbox.claims import Statements
 from outbox.decisions import Action, decide
 from outbox.drain import Report
@@ -95,6 +96,35 @@ def test_send_again_is_refused_while_a_drainer_may_still_hand_it_over(publish: P
         decide(Action.SEND_AGAIN, message.id, reason="r", by="eve")
     Message.objects.update(available_at=timezone.now() - MINUTE)
     decide(Action.SEND_AGAIN, message.id, reason="r", by="eve")
+
+
+def test_owner_of_a_message_may_refuse_to_have_it_sent_after_all(publish: Publish) -> None:
+    asked: list[tuple[str, str]] = []
+
+    def refuse(sender: type[Message], *, dedupe_key: str, action: str, **more: Any) -> str | None:
+        asked.append((dedupe_key, action))
+        return "it is no longer so" if dedupe_key != "ours" else None
+
+    doubtful, dead, ours = in_state(publish, "in_doubt"), in_state(publish, "dead"), publish("ours")
+    Message.objects.filter(id=ours.id).update(state="dead")
+    signals.resending.connect(refuse)
+    try:
+        for action, message in {Action.SEND_AGAIN: doubtful, Action.REQUEUE: dead}.items():
+            with pytest.raises(DecisionRefused, match="it is no longer so"):
+                decide(action, message.id, reason="r", by="eve")
+        assert run("resolve", "--send-again", "--reason", "r", "in_doubt")[1] == 1
+        assert not Decision.objects.exists()
+        decide(Action.REQUEUE, ours.id, reason="r", by="eve")
+        decide(Action.ARRIVED, doubtful.id, reason="r", by="eve")  # nothing is sent by that: nobody is asked
+        decide(Action.CANCEL, dead.id, reason="r", by="eve")
+    finally:
+        signals.resending.disconnect(refuse)
+    assert asked == [("in_doubt", "send again"), ("dead", "requeue"), ("in_doubt", "send again"), ("ours", "requeue")]
+    assert dict(Message.objects.values_list("dedupe_key", "state")) == {
+        "in_doubt": "sent",
+        "dead": "cancelled",
+        "ours": "pending",
+    }
 
 
 def test_send_again_sends_the_same_bytes_with_a_fresh_budget(
