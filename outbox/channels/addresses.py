@@ -12,8 +12,11 @@ from typing import TypeAlias
 Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 
-# IPv6 prefixes that carry an IPv4 address past the checks on IPv4: NAT64 (RFC 6052, RFC 8215), 6to4, Teredo.
-_TUNNELS = [ipaddress.ip_network(n) for n in ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32")]
+# All of IPv6 that was ever given out as global unicast (RFC 4291, IANA). Beyond it Python takes much for public that is
+# not: site-local addresses, and prefixes that carry an IPv4 address past the checks on IPv4, such as NAT64's.
+_GLOBAL_UNICAST = ipaddress.ip_network("2000::/3")
+# Within it, and within IPv4: 6to4, Teredo, the relays of 6to4, and what newer Pythons know to be documentation.
+_NOT_PUBLIC = [ipaddress.ip_network(n) for n in ("2002::/16", "2001::/32", "192.88.99.0/24", "3fff::/20")]
 
 
 class ForbiddenAddress(ValueError):
@@ -49,7 +52,9 @@ def is_listed(address: Address, networks: Iterable[Network]) -> bool:
 def is_public(address: Address) -> bool:
     """Whether anybody on the internet could reach it as well."""
     address = _unmapped(address)
-    return address.is_global and not address.is_multicast and not is_listed(address, _TUNNELS)
+    if address.version == 6 and address not in _GLOBAL_UNICAST:
+        return False
+    return address.is_global and not address.is_multicast and not is_listed(address, _NOT_PUBLIC)
 
 
 def _unmapped(address: Address) -> Address:
