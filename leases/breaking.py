@@ -51,8 +51,9 @@ def break_lease(resource: str, *, reason: str, by: str, token: int | None = None
     With `token`, only if it is still the lease of that token. The holder's open transaction is waited for, and ended if
     it idles. Breaking again is harmless.
 
-    Raises InsideTransaction, NotLeased, ReasonMissing, LeaseCorrupt, LeaseBusy if the holder's transaction went on for
-    5 s, and LeaseUnavailable; if that says that the holder is fenced, only the key is left to delete: break again.
+    Raises InsideTransaction, NotLeased, ReasonMissing, LeaseCorrupt, TableShadowed, LeaseBusy if the holder's
+    transaction went on for 5 s, and LeaseUnavailable; if that says that the holder is fenced, only the key is left to
+    delete: break again.
     """
     name = validated(resource)
     why = interventions.validated_reason(reason)
@@ -61,6 +62,7 @@ def break_lease(resource: str, *, reason: str, by: str, token: int | None = None
     holder, broken = current(name, using=using)
     if broken is None or holder is None or token not in (None, broken):
         raise NotLeased(name, token=token, current=broken)
+    fence.refuse_shadow(using)
     try:
         with blockers.being_cleared(using), transaction.atomic(using=using):
             with connections[using].cursor() as cursor:

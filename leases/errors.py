@@ -96,6 +96,17 @@ class FenceMissing(LeaseError):
         )
 
 
+class TableShadowed(LeaseError):
+    """This database session finds another table in place of one that `leases` writes to; nothing was written."""
+
+    def __init__(self, table: str, found: str) -> None:
+        self.table = table
+        self.found = found
+        super().__init__(
+            f"This database session {found}. Nothing was written; drop the copy of {table}, or correct search_path."
+        )
+
+
 class NotHeld(LeaseError):
     """A fenced row was about to be written without its resource's lease; take the lease first."""
 

@@ -9,13 +9,22 @@ from dataclasses import dataclass
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from leases.errors import FenceMissing, StaleToken
+from leases.errors import FenceMissing, StaleToken, TableShadowed
 from leases.process import ProcessIdentity
 
 #: The trigger's SQLSTATE for a row whose resource was not presented in this transaction.
 NOT_PRESENTED = "LF002"
+#: The trigger's SQLSTATE for a token that was presented on another fence than the one in the row's own schema.
+OTHER_FENCE = "LF003"
 LOCK_NOT_AVAILABLE = "55P03"
 QUERY_CANCELED = "57014"
+
+# Table names are not qualified, because a project may keep its tables in any schema, or one set per tenant. So a
+# session's temporary table of that name is found first, and refused: nobody else would see what is written there.
+_SHADOW = """
+SELECT c.relname, c.relnamespace::regnamespace::text FROM pg_catalog.pg_class c
+ WHERE c.oid = ANY(%s::text[]::regclass[]) AND c.relpersistence = 't'
+"""
 
 # Every limit is set in a CTE that the locking one reads: set beside it, it would not bound its own wait.
 _REGISTER = """
@@ -25,6 +34,8 @@ WITH limits AS MATERIALIZED (
 accepted AS (
   INSERT INTO leases_fence AS f (resource, token, holder, changed_at)
   SELECT %(resource)s, %(token)s, %(holder)s, clock_timestamp() FROM limits
+   WHERE NOT EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.relpersistence = 't'
+                        AND c.oid IN ('leases_fence'::regclass, 'leases_leaserecord'::regclass))
   ON CONFLICT (resource) DO UPDATE
      SET token = excluded.token, holder = excluded.holder, changed_at = excluded.changed_at
    WHERE f.token < excluded.token OR (f.token = excluded.token AND f.holder = excluded.holder)
@@ -48,15 +59,19 @@ WITH limits AS MATERIALIZED (
          set_config('tcp_user_timeout', %(limit)s, true),
          set_config('synchronous_commit', 'on', true)),
 fence AS MATERIALIZED (
-  SELECT f.resource, f.token FROM limits, leases_fence f
-   WHERE f.resource = %(resource)s AND f.token = %(token)s FOR SHARE OF f),
+  SELECT f.resource, f.token, f.tableoid::text AS id FROM limits, leases_fence f
+   WHERE f.resource = %(resource)s AND f.token = %(token)s
+     AND NOT EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid = f.tableoid AND c.relpersistence = 't')
+     FOR SHARE OF f),
 earlier AS MATERIALIZED (
   SELECT nullif(current_setting('leases.presented', true), '')::jsonb AS v)
 SELECT set_config('leases.presented', (mine || jsonb_build_object(
          'xact', pg_current_xact_id()::text,
+         'fence', id,
          'tokens', coalesce(mine->'tokens', '{}') || jsonb_build_object(resource, token::text)))::text, true)
   FROM fence, earlier,
-       LATERAL (SELECT CASE WHEN v->>'xact' = pg_current_xact_id()::text THEN v ELSE '{}' END AS mine) AS merged
+       LATERAL (SELECT CASE WHEN v->>'xact' = pg_current_xact_id()::text AND coalesce(v->>'fence', id) = id
+                            THEN v ELSE '{}' END AS mine) AS merged
 """
 
 # Not worth waiting for the disk: lost in a crash of the server, it makes a false alarm, nothing worse.
@@ -99,8 +114,9 @@ def register(registration: Registration, *, lock_timeout_ms: int, using: str) ->
     """Make the token the fence's current one and write the lease's record, in one statement of its own.
 
     Accepted where the stored token is strictly smaller, or where token and holder are already these (the reply was
-    lost). Returns the earlier leases that were never released. Raises Refused, or django.db.DatabaseError; SQLSTATE
-    55P03 means that a transaction of the former holder was still open after `lock_timeout_ms`.
+    lost). Returns the earlier leases that were never released. Raises Refused, TableShadowed, or
+    django.db.DatabaseError; SQLSTATE 55P03 means that a transaction of the former holder was still open after
+    `lock_timeout_ms`.
     """
     with connections[using].cursor() as cursor:
         cursor.execute(
@@ -134,7 +150,7 @@ def present(resource: str, token: int, *, ttl_ms: int, using: str) -> None:
     after a newer one. The transaction is also bounded, so that a process frozen inside it holds up its successor for
     2 s, or ttl/3 if that is shorter, and no longer.
 
-    Raises StaleToken when the fence is beyond `token`, FenceMissing when it is below it.
+    Raises StaleToken when the fence is beyond `token`, FenceMissing when it is below it, and TableShadowed.
     """
     connection = connections[using]
     with connection.cursor() as cursor:
@@ -148,11 +164,20 @@ def present(resource: str, token: int, *, ttl_ms: int, using: str) -> None:
 
 
 def current(resource: str, *, using: str) -> int | None:
-    """Return the fence's current token, None if the resource was never leased."""
+    """Return the fence's current token, None if the resource was never leased; raises TableShadowed."""
+    refuse_shadow(using)
     with connections[using].cursor() as cursor:
         cursor.execute("SELECT token FROM leases_fence WHERE resource = %s", [resource])
         row = cursor.fetchone()
     return row[0] if row else None
+
+
+def refuse_shadow(using: str, *, tables: tuple[str, ...] = ("leases_fence", "leases_leaserecord")) -> None:
+    """Raise TableShadowed if this session finds a temporary table of its own in place of one of `tables`."""
+    with connections[using].cursor() as cursor:
+        cursor.execute(_SHADOW, [list(tables)])
+        for table, schema in cursor.fetchall():
+            raise TableShadowed(table, f"finds {table} in {schema}, a temporary table of its own")
 
 
 def end(resource: str, token: int, how: str, *, using: str) -> None:

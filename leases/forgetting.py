@@ -13,7 +13,7 @@ from typing import Any
 
 from django.db import connections, transaction
 
-from leases import interventions
+from leases import fence, interventions
 from leases.errors import DatabaseForgot
 from leases.models import Intervention
 
@@ -77,6 +77,7 @@ def put_right(using: str, *, nothing_lost: bool = False, dry_run: bool = False) 
     raised = 0
     with transaction.atomic(using=using), connections[using].cursor() as cursor:
         if not nothing_lost:
+            fence.refuse_shadow(using)
             cursor.execute(_RAISE)
             raised = cursor.rowcount
             cursor.execute(_END)

@@ -8,7 +8,7 @@ import psycopg
 from django.db import DatabaseError, transaction
 
 from leases import fence, metrics
-from leases.errors import NotHeld, StaleToken
+from leases.errors import NotHeld, StaleToken, TableShadowed
 from leases.models import Incident
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def presenting(leases: "Sequence[Lease]", using: str, *, savepoint: bool = True)
     presented anew either way, because a savepoint that is rolled back takes with it what was presented inside.
 
     Raises LeaseLost if one of them has ended, StaleToken if a fence is beyond its token, NotHeld if a row of a resource
-    that was not presented was written.
+    that was not presented was written, TableShadowed if this session finds another fence than the rows belong to.
     """
     try:
         with ExitStack() as jobs, transaction.atomic(using=using, savepoint=savepoint):
@@ -42,7 +42,9 @@ def presenting(leases: "Sequence[Lease]", using: str, *, savepoint: bool = True)
                 lease.lose(Incident.Detector.STALE_WRITE)
         raise
     except (DatabaseError, psycopg.Error) as error:
+        message = str(error.__cause__ or error).partition("\n")[0]
         if fence.sqlstate(error) == fence.NOT_PRESENTED:
-            message = str(error.__cause__ or error).splitlines()[0]
             raise NotHeld(message.removeprefix("not presented: ")) from error
+        if fence.sqlstate(error) == fence.OTHER_FENCE:
+            raise TableShadowed("leases_fence", message) from error
         raise

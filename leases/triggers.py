@@ -19,7 +19,8 @@ class FenceTriggerSql(compiler.UpsertTriggerSql):
 
     It leaves out pgtrigger's clause that lets a session ignore a trigger. The function sets its own search_path, so
     that no operator or function of it can be shadowed, and asks `IS NOT TRUE`, so that nothing presented means refused.
-    A bypass (leases.bypassing) is honoured only in the transaction that opened it, like a token.
+    A bypass (leases.bypassing) is honoured only in the transaction that opened it, like a token. Where the table's own
+    schema has a fence, a token that was presented on another one, found first on the session's search_path, is refused.
     """
 
     def get_template(self) -> str:
@@ -35,6 +36,10 @@ class FenceTriggerSql(compiler.UpsertTriggerSql):
                     END IF;
                     IF presented->'bypass' = 'true' THEN
                         RETURN NULL;
+                    END IF;
+                    IF presented->>'fence' <> to_regclass(format('%I.leases_fence', TG_TABLE_SCHEMA))::oid::text THEN
+                        RAISE EXCEPTION 'presented %, but % belongs to another', (presented->>'fence')::oid::regclass,
+                            TG_RELID::regclass USING ERRCODE = 'LF003';
                     END IF;
                     SELECT resource INTO missing FROM ({func}) AS changed(resource)
                      WHERE (presented->'tokens' ? resource) IS NOT TRUE LIMIT 1;

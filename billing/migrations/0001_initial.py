@@ -240,15 +240,15 @@ class Migration(migrations.Migration):
         ),
         pgtrigger.migrations.AddTrigger(
             model_name='invoice',
-            trigger=pgtrigger.compiler.Trigger(name='fence_insert', sql=leases.triggers.FenceTriggerSql(func='SELECT \'customer:\' || "customer_id"::text FROM (SELECT DISTINCT "customer_id" FROM new_rows) AS keys', hash='3260bcc7ee1476bc452645d7e714e970cfd122cf', level='STATEMENT', operation='INSERT', pgid='pgtrigger_fence_insert_0e5c4', referencing='REFERENCING NEW TABLE AS new_rows ', table='billing_invoice', when='AFTER')),
+            trigger=pgtrigger.compiler.Trigger(name='fence_insert', sql=leases.triggers.FenceTriggerSql(func='SELECT \'customer:\' || "customer_id"::text FROM (SELECT DISTINCT "customer_id" FROM new_rows) AS keys', hash='00ced464b8a64ea69dd3e923dab5851dca0b557e', level='STATEMENT', operation='INSERT', pgid='pgtrigger_fence_insert_0e5c4', referencing='REFERENCING NEW TABLE AS new_rows ', table='billing_invoice', when='AFTER')),
         ),
         pgtrigger.migrations.AddTrigger(
             model_name='invoice',
-            trigger=pgtrigger.compiler.Trigger(name='fence_update', sql=leases.triggers.FenceTriggerSql(func='SELECT \'customer:\' || "customer_id"::text FROM (SELECT DISTINCT "customer_id" FROM new_rows UNION SELECT DISTINCT "customer_id" FROM old_rows) AS keys', hash='f5facbac986cff29932434bbe45732b10bad2e5d', level='STATEMENT', operation='UPDATE', pgid='pgtrigger_fence_update_2ca9e', referencing='REFERENCING OLD TABLE AS old_rows  NEW TABLE AS new_rows ', table='billing_invoice', when='AFTER')),
+            trigger=pgtrigger.compiler.Trigger(name='fence_update', sql=leases.triggers.FenceTriggerSql(func='SELECT \'customer:\' || "customer_id"::text FROM (SELECT DISTINCT "customer_id" FROM new_rows UNION SELECT DISTINCT "customer_id" FROM old_rows) AS keys', hash='e6dae2c2370c88f55fd82c058d3359a6d9792ba9', level='STATEMENT', operation='UPDATE', pgid='pgtrigger_fence_update_2ca9e', referencing='REFERENCING OLD TABLE AS old_rows  NEW TABLE AS new_rows ', table='billing_invoice', when='AFTER')),
         ),
         pgtrigger.migrations.AddTrigger(
             model_name='invoice',
-            trigger=pgtrigger.compiler.Trigger(name='fence_delete', sql=leases.triggers.FenceTriggerSql(func='SELECT \'customer:\' || "customer_id"::text FROM (SELECT DISTINCT "customer_id" FROM old_rows) AS keys', hash='b2b21ccf2b4d00454a1455bca37baa2536325baf', level='STATEMENT', operation='DELETE', pgid='pgtrigger_fence_delete_fea7c', referencing='REFERENCING OLD TABLE AS old_rows ', table='billing_invoice', when='AFTER')),
+            trigger=pgtrigger.compiler.Trigger(name='fence_delete', sql=leases.triggers.FenceTriggerSql(func='SELECT \'customer:\' || "customer_id"::text FROM (SELECT DISTINCT "customer_id" FROM old_rows) AS keys', hash='7749e62e323bc31ec699db46b27ec6cb0e03db7f', level='STATEMENT', operation='DELETE', pgid='pgtrigger_fence_delete_fea7c', referencing='REFERENCING OLD TABLE AS old_rows ', table='billing_invoice', when='AFTER')),
         ),
         migrations.AddConstraint(
             model_name='creditnote',
@@ -260,15 +260,15 @@ class Migration(migrations.Migration):
         ),
         pgtrigger.migrations.AddTrigger(
             model_name='creditnote',
-            trigger=pgtrigger.compiler.Trigger(name='fence_insert', sql=leases.triggers.FenceTriggerSql(func='SELECT \'customer:\' || "customer_id"::text FROM (SELECT DISTINCT "customer_id" FROM new_rows) AS keys', hash='457ab29edc368362ffccea606094fe10b7fa4fda', level='STATEMENT', operation='INSERT', pgid='pgtrigger_fence_insert_f356a', referencing='REFERENCING NEW TABLE AS new_rows ', table='billing_creditnote', when='AFTER')),
+            trigger=pgtrigger.compiler.Trigger(name='fence_insert', sql=leases.triggers.FenceTriggerSql(func='SELECT \'customer:\' || "customer_id"::text FROM (SELECT DISTINCT "customer_id" FROM new_rows) AS keys', hash='94310611726031d255bc30bb0bae583d0ef0242e', level='STATEMENT', operation='INSERT', pgid='pgtrigger_fence_insert_f356a', referencing='REFERENCING NEW TABLE AS new_rows ', table='billing_creditnote', when='AFTER')),
         ),
         pgtrigger.migrations.AddTrigger(
             model_name='creditnote',
-            trigger=pgtrigger.compiler.Trigger(name='fence_update', sql=leases.triggers.FenceTriggerSql(func='SELECT \'customer:\' || "customer_id"::text FROM (SELECT DISTINCT "customer_id" FROM new_rows UNION SELECT DISTINCT "customer_id" FROM old_rows) AS keys', hash='3c055eab197579ec3d4558de3a68060a53e31f73', level='STATEMENT', operation='UPDATE', pgid='pgtrigger_fence_update_0ea78', referencing='REFERENCING OLD TABLE AS old_rows  NEW TABLE AS new_rows ', table='billing_creditnote', when='AFTER')),
+            trigger=pgtrigger.compiler.Trigger(name='fence_update', sql=leases.triggers.FenceTriggerSql(func='SELECT \'customer:\' || "customer_id"::text FROM (SELECT DISTINCT "customer_id" FROM new_rows UNION SELECT DISTINCT "customer_id" FROM old_rows) AS keys', hash='42115398a1287c4796063ccd2a08438733573e52', level='STATEMENT', operation='UPDATE', pgid='pgtrigger_fence_update_0ea78', referencing='REFERENCING OLD TABLE AS old_rows  NEW TABLE AS new_rows ', table='billing_creditnote', when='AFTER')),
         ),
         pgtrigger.migrations.AddTrigger(
             model_name='creditnote',
-            trigger=pgtrigger.compiler.Trigger(name='fence_delete', sql=leases.triggers.FenceTriggerSql(func='SELECT \'customer:\' || "customer_id"::text FROM (SELECT DISTINCT "customer_id" FROM old_rows) AS keys', hash='36230143ac0d5b3e009ee84b86effddf35923dea', level='STATEMENT', operation='DELETE', pgid='pgtrigger_fence_delete_72346', referencing='REFERENCING OLD TABLE AS old_rows ', table='billing_creditnote', when='AFTER')),
+            trigger=pgtrigger.compiler.Trigger(name='fence_delete', sql=leases.triggers.FenceTriggerSql(func='SELECT \'customer:\' || "customer_id"::text FROM (SELECT DISTINCT "customer_id" FROM old_rows) AS keys', hash='c85ffac5886075d5e41e9b73c1650092c89af96b', level='STATEMENT', operation='DELETE', pgid='pgtrigger_fence_delete_72346', referencing='REFERENCING OLD TABLE AS old_rows ', table='billing_creditnote', when='AFTER')),
         ),
         migrations.AddConstraint(
             model_name='invoiceline',
@@ -280,15 +280,15 @@ class Migration(migrations.Migration):
         ),
         pgtrigger.migrations.AddTrigger(
             model_name='invoiceline',
-            trigger=pgtrigger.compiler.Trigger(name='fence_insert', sql=leases.triggers.FenceTriggerSql(func='SELECT \'customer:\' || "customer_id"::text FROM (SELECT DISTINCT "customer_id" FROM new_rows) AS keys', hash='a26c2e82916d1aa143cd4c74d4a7232cbd592830', level='STATEMENT', operation='INSERT', pgid='pgtrigger_fence_insert_292fd', referencing='REFERENCING NEW TABLE AS new_rows ', table='billing_invoiceline', when='AFTER')),
+            trigger=pgtrigger.compiler.Trigger(name='fence_insert', sql=leases.triggers.FenceTriggerSql(func='SELECT \'customer:\' || "customer_id"::text FROM (SELECT DISTINCT "customer_id" FROM new_rows) AS keys', hash='b965eef2853137a13b090f679ccf6533146a1e21', level='STATEMENT', operation='INSERT', pgid='pgtrigger_fence_insert_292fd', referencing='REFERENCING NEW TABLE AS new_rows ', table='billing_invoiceline', when='AFTER')),
         ),
         pgtrigger.migrations.AddTrigger(
             model_name='invoiceline',
-            trigger=pgtrigger.compiler.Trigger(name='fence_update', sql=leases.triggers.FenceTriggerSql(func='SELECT \'customer:\' || "customer_id"::text FROM (SELECT DISTINCT "customer_id" FROM new_rows UNION SELECT DISTINCT "customer_id" FROM old_rows) AS keys', hash='a8f67cc5420332b8f0d62332d8b92882cabfd385', level='STATEMENT', operation='UPDATE', pgid='pgtrigger_fence_update_15510', referencing='REFERENCING OLD TABLE AS old_rows  NEW TABLE AS new_rows ', table='billing_invoiceline', when='AFTER')),
+            trigger=pgtrigger.compiler.Trigger(name='fence_update', sql=leases.triggers.FenceTriggerSql(func='SELECT \'customer:\' || "customer_id"::text FROM (SELECT DISTINCT "customer_id" FROM new_rows UNION SELECT DISTINCT "customer_id" FROM old_rows) AS keys', hash='18df2d6b1011034d4f3932d6c60269fe0220d334', level='STATEMENT', operation='UPDATE', pgid='pgtrigger_fence_update_15510', referencing='REFERENCING OLD TABLE AS old_rows  NEW TABLE AS new_rows ', table='billing_invoiceline', when='AFTER')),
         ),
         pgtrigger.migrations.AddTrigger(
             model_name='invoiceline',
-            trigger=pgtrigger.compiler.Trigger(name='fence_delete', sql=leases.triggers.FenceTriggerSql(func='SELECT \'customer:\' || "customer_id"::text FROM (SELECT DISTINCT "customer_id" FROM old_rows) AS keys', hash='d6dc0b68a83cd1065c7e13f80be76bdffc1c752c', level='STATEMENT', operation='DELETE', pgid='pgtrigger_fence_delete_f08c3', referencing='REFERENCING OLD TABLE AS old_rows ', table='billing_invoiceline', when='AFTER')),
+            trigger=pgtrigger.compiler.Trigger(name='fence_delete', sql=leases.triggers.FenceTriggerSql(func='SELECT \'customer:\' || "customer_id"::text FROM (SELECT DISTINCT "customer_id" FROM old_rows) AS keys', hash='4d4212c94c086066b9e1572ef968dca6533e4fe7', level='STATEMENT', operation='DELETE', pgid='pgtrigger_fence_delete_f08c3', referencing='REFERENCING OLD TABLE AS old_rows ', table='billing_invoiceline', when='AFTER')),
         ),
         migrations.AddIndex(
             model_name='item',
@@ -316,15 +316,15 @@ class Migration(migrations.Migration):
         ),
         pgtrigger.migrations.AddTrigger(
             model_name='taxanswer',
-            trigger=pgtrigger.compiler.Trigger(name='fence_insert', sql=leases.triggers.FenceTriggerSql(func='SELECT \'customer:\' || "customer_id"::text FROM (SELECT DISTINCT "customer_id" FROM new_rows) AS keys', hash='61006b07b0b5a4f45b06f1cec020eb1bb2bad164', level='STATEMENT', operation='INSERT', pgid='pgtrigger_fence_insert_0f4a1', referencing='REFERENCING NEW TABLE AS new_rows ', table='billing_taxanswer', when='AFTER')),
+            trigger=pgtrigger.compiler.Trigger(name='fence_insert', sql=leases.triggers.FenceTriggerSql(func='SELECT \'customer:\' || "customer_id"::text FROM (SELECT DISTINCT "customer_id" FROM new_rows) AS keys', hash='3669c7c56d61390001b2005d3572ae1f5f7a8863', level='STATEMENT', operation='INSERT', pgid='pgtrigger_fence_insert_0f4a1', referencing='REFERENCING NEW TABLE AS new_rows ', table='billing_taxanswer', when='AFTER')),
         ),
         pgtrigger.migrations.AddTrigger(
             model_name='taxanswer',
-            trigger=pgtrigger.compiler.Trigger(name='fence_update', sql=leases.triggers.FenceTriggerSql(func='SELECT \'customer:\' || "customer_id"::text FROM (SELECT DISTINCT "customer_id" FROM new_rows UNION SELECT DISTINCT "customer_id" FROM old_rows) AS keys', hash='44f9a2ddaf96d92e8ad49de770be2f4176fa3cd7', level='STATEMENT', operation='UPDATE', pgid='pgtrigger_fence_update_df371', referencing='REFERENCING OLD TABLE AS old_rows  NEW TABLE AS new_rows ', table='billing_taxanswer', when='AFTER')),
+            trigger=pgtrigger.compiler.Trigger(name='fence_update', sql=leases.triggers.FenceTriggerSql(func='SELECT \'customer:\' || "customer_id"::text FROM (SELECT DISTINCT "customer_id" FROM new_rows UNION SELECT DISTINCT "customer_id" FROM old_rows) AS keys', hash='317ae13f51f04cd4b8794ca851390563bc137135', level='STATEMENT', operation='UPDATE', pgid='pgtrigger_fence_update_df371', referencing='REFERENCING OLD TABLE AS old_rows  NEW TABLE AS new_rows ', table='billing_taxanswer', when='AFTER')),
         ),
         pgtrigger.migrations.AddTrigger(
             model_name='taxanswer',
-            trigger=pgtrigger.compiler.Trigger(name='fence_delete', sql=leases.triggers.FenceTriggerSql(func='SELECT \'customer:\' || "customer_id"::text FROM (SELECT DISTINCT "customer_id" FROM old_rows) AS keys', hash='d3225049a9bf4b73b29d72265885a2507ab929e2', level='STATEMENT', operation='DELETE', pgid='pgtrigger_fence_delete_43d0b', referencing='REFERENCING OLD TABLE AS old_rows ', table='billing_taxanswer', when='AFTER')),
+            trigger=pgtrigger.compiler.Trigger(name='fence_delete', sql=leases.triggers.FenceTriggerSql(func='SELECT \'customer:\' || "customer_id"::text FROM (SELECT DISTINCT "customer_id" FROM old_rows) AS keys', hash='bde6f5c215e6c4c6bba7ac46e758704834240cce', level='STATEMENT', operation='DELETE', pgid='pgtrigger_fence_delete_43d0b', referencing='REFERENCING OLD TABLE AS old_rows ', table='billing_taxanswer', when='AFTER')),
         ),
         migrations.AddIndex(
             model_name='usageevent',

@@ -6,6 +6,8 @@ from typing import Any
 
 from django.db import connections
 
+from leases import fence
+
 # The quick look before a run: most keys are new, and then this is all that running once adds to reading.
 _LOOK = "SELECT state, outcome FROM leases_receipt WHERE key = %s AND actor = %s AND state <> 'started'"
 
@@ -33,7 +35,9 @@ inserted AS (
     FROM limits
   ON CONFLICT (key) DO NOTHING
   RETURNING id)
-SELECT inserted.id, set_config('lock_timeout', before.lock_timeout, true) FROM inserted, before
+SELECT inserted.id, set_config('lock_timeout', before.lock_timeout, true),
+       EXISTS (SELECT FROM pg_catalog.pg_class WHERE oid = 'leases_receipt'::regclass AND relpersistence = 't')
+  FROM inserted, before
 """
 
 _KEEP_OUTCOME = "UPDATE leases_receipt SET outcome = %(outcome)s::jsonb WHERE id = %(id)s"
@@ -97,9 +101,12 @@ def insert(
 ) -> int | None:
     """Insert the receipt of a run in the open transaction and return its id; None if there is one already.
 
-    Raises django.db.DatabaseError: 55P03 when another run has not ended within `wait`, 40001 at stricter isolation.
+    Raises TableShadowed, or django.db.DatabaseError: 55P03 when another run has not ended within `wait`, 40001 at
+    stricter isolation.
     """
     row = _one(_INSERT, (_ms(wait), _ms(idle), key, actor, message_id, retention), using)
+    if row is not None and row[2]:
+        fence.refuse_shadow(using, tables=("leases_receipt",))
     return int(row[0]) if row else None
 
 
@@ -121,8 +128,9 @@ def start(
 ) -> tuple[str, int] | None:
     """Declare that a run is about to take effect: its state ("started" or "parked") and which attempt it is.
 
-    None when the receipt is another function's, or ended in this moment.
+    None when the receipt is another function's, or ended in this moment. Raises TableShadowed.
     """
+    fence.refuse_shadow(using, tables=("leases_receipt",))
     row = _one(
         _START,
         {

@@ -1,8 +1,9 @@
 """One layer at a time, the others switched off in the test's own database and servers.
 
 The lease is off when every caller has a lease server of its own; the fence is off when every caller has a fence table
-of its own; a constraint is off when it is dropped. The lease alone is in test_lease_alone.py; the outbox, which needs
-none of the others, in test_outbox_steps.py; and what happens with no layer at all in test_naive.py.
+of its own and no trigger asks which; a constraint is off when it is dropped. The lease alone is in
+test_lease_alone.py; the outbox, which needs none of the others, in test_outbox_steps.py; and what happens with no layer
+at all in test_naive.py.
 """
 
 from collections.abc import Iterator
@@ -32,7 +33,11 @@ def own_lease_server(redis_server: PrivateRedis, number: int) -> dict[str, str]:
 @contextmanager
 def own_fences(callers: int) -> Iterator[list[dict[str, str]]]:
     """Give each caller a fence table of its own, found first on its search path."""
+    triggers = "SELECT format('ALTER TABLE %%s {} TRIGGER %%I', tgrelid::regclass, tgname) FROM pg_trigger {}"
+    fencing = "WHERE tgname LIKE 'pgtrigger_fence_%%'"
     with connection.cursor() as cursor:
+        for disable in column(triggers.format("DISABLE", fencing)):
+            cursor.execute(disable)
         for number in range(callers):
             cursor.execute(f"CREATE SCHEMA fence_{number}")
             cursor.execute(f"CREATE TABLE fence_{number}.leases_fence (LIKE public.leases_fence INCLUDING ALL)")
@@ -42,6 +47,8 @@ def own_fences(callers: int) -> Iterator[list[dict[str, str]]]:
         with connection.cursor() as cursor:
             for number in range(callers):
                 cursor.execute(f"DROP SCHEMA fence_{number} CASCADE")
+            for enable in column(triggers.format("ENABLE", fencing)):
+                cursor.execute(enable)
 
 
 @contextmanager
