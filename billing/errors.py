@@ -2,6 +2,8 @@
 
 from datetime import timedelta
 
+from billing.wording import counted
+
 
 class BillingError(Exception):
     """Base of what this app raises about one customer's invoice."""
@@ -39,7 +41,8 @@ class UnpricedUsage(NeedsPerson):
         self.currency = currency
         self.count = count
         super().__init__(
-            f"{count} usage events of {metric!r} have no price in {currency}; import the price, then bill again"
+            f"{counted(count, 'usage event')} of {metric!r} without a price in {currency}; import the price, "
+            "then bill again"
         )
 
 
@@ -51,7 +54,7 @@ class OtherCurrency(NeedsPerson):
         self.expected = expected
         self.count = count
         super().__init__(
-            f"{count} usage events have amounts in {currency}, the customer is invoiced in {expected}; "
+            f"{counted(count, 'usage event')} with amounts in {currency}, the customer is invoiced in {expected}; "
             "correct the customer's currency or the usage, then bill again"
         )
 
@@ -129,7 +132,7 @@ class UsageKeepsChanging(TryAgain):
 
     def __init__(self, attempts: int) -> None:
         self.attempts = attempts
-        super().__init__(f"the usage changed during each of {attempts} attempts; it will be tried again")
+        super().__init__(f"the usage changed during each of {counted(attempts, 'attempt')}; it will be tried again")
 
 
 class ItemConcluded(BillingError):

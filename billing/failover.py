@@ -4,6 +4,7 @@ import logging
 
 from django.db import connections, transaction
 
+from billing.wording import counted
 from leases import forgetting as fences
 from outbox import forgetting as messages
 
@@ -34,7 +35,7 @@ def put_right(using: str, *, nothing_lost: bool = False, dry_run: bool = False) 
             parked = cursor.rowcount
             transaction.set_rollback(dry_run, using=using)
         if not dry_run:
-            logger.warning("Parked %d open items.", parked, extra={"event": "items.parked", "items": parked})
+            logger.warning("Parked %s.", counted(parked, "open item"), extra={"event": "items.parked", "items": parked})
     return {
         "items_parked": parked,
         "messages_in_doubt": messages.put_right(using, nothing_lost=nothing_lost, dry_run=dry_run),

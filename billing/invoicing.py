@@ -13,6 +13,7 @@ from billing.outcomes import Outcome
 from billing.periods import Period
 from billing.slots import Slot, slot_of
 from billing.totals import totals
+from billing.wording import counted
 from leases import Lease, hold
 
 logger = logging.getLogger("billing.invoicing")
@@ -53,10 +54,10 @@ def _invoice(lease: Lease, slot: Slot, cutoff_at: datetime) -> Outcome:
         customer = Customer.objects.using(lease.using).get(pk=slot.customer_id)
         rated = rating.rate(customer, slot.period, cutoff_at, using=lease.using)
         logger.info(
-            "Rated %d usage events of %s into %d lines.",
-            rated.usage.count,
+            "Rated %s of %s into %s.",
+            counted(rated.usage.count, "usage event"),
             slot,
-            len(rated.lines),
+            counted(len(rated.lines), "line"),
             extra={"event": "invoice.rated", "slot": str(slot), "lines": len(rated.lines), "usage": rated.usage.count},
         )
         if not rated.lines:

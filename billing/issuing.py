@@ -20,6 +20,7 @@ from billing.rating import UNCLAIMED, Fingerprint, RatedLine, Rating
 from billing.slots import Slot
 from billing.totals import Totals
 from billing.transactions import under
+from billing.wording import counted
 from leases import Lease
 from outbox.errors import InvalidContent
 
@@ -41,7 +42,9 @@ class UsageChanged(BillingError):
         self.slot = slot
         self.rated = rated
         self.found = found
-        super().__init__(f"{slot} was rated from {rated.count} usage events and now has {found.count}; rate it again")
+        super().__init__(
+            f"{slot} was rated from {counted(rated.count, 'usage event')} and now has {found.count}; rate it again"
+        )
 
 
 def issue(

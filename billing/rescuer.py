@@ -23,6 +23,7 @@ from billing import queueing
 from billing.conf import conf
 from billing.errors import BrokerUnavailable
 from billing.models import Item
+from billing.wording import counted
 
 logger = logging.getLogger("billing.rescuer")
 
@@ -65,9 +66,9 @@ def rescue() -> Rescued:
     rescued = Rescued(abandoned=_abandoned(), stalled=_stalled())
     if rescued:
         logger.warning(
-            "Enqueued again %d abandoned and %d stalled items.",
-            rescued.abandoned,
-            rescued.stalled,
+            "Enqueued again %s and %s.",
+            counted(rescued.abandoned, "abandoned item"),
+            counted(rescued.stalled, "stalled item"),
             extra={"event": "items.rescued", "abandoned": rescued.abandoned, "stalled": rescued.stalled},
         )
     return rescued

@@ -9,6 +9,7 @@ from django.db.models import Count, Q, Sum
 from billing import money
 from billing.models import Item, Run
 from billing.slots import as_period
+from billing.wording import counted
 
 SHOWN = 20
 
@@ -59,7 +60,7 @@ class Status:
 
     def __str__(self) -> str:
         counts = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in self.counts.items() if count)
-        return f"run {self.run}, {self.period}: {self.items} customers: {counts or 'nobody'}"
+        return f"run {self.run}, {self.period}: {counted(self.items, 'customer')}: {counts or 'nobody'}"
 
     def lines(self) -> Iterator[str]:
         """Yield the report for people."""
@@ -67,7 +68,7 @@ class Status:
         for total in self.totals:
             amounts = (total.net_minor, total.tax_minor, total.gross_minor)
             net, tax, gross = (money.format_minor(amount, total.currency) for amount in amounts)
-            yield f"  {total.invoices} invoices: net {net}, tax {tax}, gross {gross}"
+            yield f"  {counted(total.invoices, 'invoice')}: net {net}, tax {tax}, gross {gross}"
         for item in self.attention:
             yield f"  {item.customer} {item.outcome} (attempt {item.attempts}): {item.reason}"
         hidden = self.parked + self.counts[Item.Outcome.FAILED] - len(self.attention)

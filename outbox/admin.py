@@ -142,7 +142,7 @@ class MessageAdmin(Inspector):
                 done += 1
             except DecisionRefused as error:
                 self.message_user(request, str(error), messages.ERROR)
-        self.message_user(request, f"{done} of {len(chosen)} messages: {action.value}.", messages.SUCCESS)
+        self.message_user(request, f"{action.value.capitalize()}: {done} of {len(chosen)}.", messages.SUCCESS)
         return None
 
     def _ask(self, request: HttpRequest, chosen: list[Message], action: Action, form: ReasonForm) -> HttpResponse:

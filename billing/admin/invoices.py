@@ -21,6 +21,7 @@ from billing.admin.lines import SHOWN_LINES, LinesInline, percent
 from billing.admin.searching import NumberSearch
 from billing.models import CreditNote, Invoice, InvoiceLine, UsageEvent
 from billing.slots import as_period
+from billing.wording import counted
 
 
 class SendAgainForm(ReasonForm):
@@ -171,7 +172,7 @@ class InvoiceAdmin(NumberSearch, Inspector):
     @admin.display(description="lines")
     def all_lines(self, invoice: Invoice) -> str:
         last = invoice.lines.order_by("-position").values_list("position", flat=True).first() or 0
-        text = f"all {last:,} lines" if last > SHOWN_LINES else f"{last} line{'' if last == 1 else 's'}"
+        text = f"all {last:,} lines" if last > SHOWN_LINES else counted(last, "line")
         return list_link(InvoiceLine, text, invoice__id__exact=invoice.pk)
 
     @admin.display(description="usage events")

@@ -11,6 +11,7 @@ from billing.admin.inspecting import Inspector, link, list_link
 from billing.models import Item, Run
 from billing.slots import as_period
 from billing.status import status
+from billing.wording import counted
 
 OPEN = "open"
 
@@ -25,8 +26,8 @@ class RunAdmin(Inspector):
 
     def look_up(self, rows: Sequence[Any]) -> None:
         found: dict[int, dict[str, int]] = {run.pk: {} for run in rows}
-        counted = Item.objects.filter(run__in=found).values_list("run", "outcome").annotate(count=Count("pk"))
-        for run_id, outcome, count in counted.order_by("run", "outcome"):
+        grouped = Item.objects.filter(run__in=found).values_list("run", "outcome").annotate(count=Count("pk"))
+        for run_id, outcome, count in grouped.order_by("run", "outcome"):
             found[run_id][outcome or OPEN] = count
         for run in rows:
             run.counts = found[run.pk]
@@ -55,13 +56,13 @@ class RunAdmin(Inspector):
     def issued(self, run: Run) -> SafeString:
         rows = [
             (
-                total.invoices,
+                counted(total.invoices, "invoice"),
                 *(money.format_minor(amount, total.currency) for amount in (total.net_minor, total.tax_minor)),
                 money.format_minor(total.gross_minor, total.currency),
             )
             for total in status(run, shown=0).totals
         ]
-        return format_html_join("", "<div>{} invoices: net {}, tax {}, gross {}</div>", rows) or SafeString("nothing")
+        return format_html_join("", "<div>{}: net {}, tax {}, gross {}</div>", rows) or SafeString("nothing")
 
     @admin.display(description="needs a person, or fails for now")
     def attention(self, run: Run) -> SafeString:

@@ -12,6 +12,7 @@ from billing import money
 from billing.conf import conf
 from billing.models import CreditNote, Invoice, InvoiceLine
 from billing.slots import slot_of
+from billing.wording import counted
 
 WIDTH = 60
 
@@ -42,10 +43,7 @@ def invoice_email(invoice: Invoice, metrics: Sequence[MetricTotal]) -> dict[str,
     customer, period = invoice.customer_snapshot, slot_of(invoice).period
     total = money.format_minor(invoice.gross_minor, invoice.currency)
     assert invoice.issued_at is not None  # noqa: S101 - numbered and dated together
-    rows = [
-        _row(f"{m.metric} ({m.lines} line{'' if m.lines == 1 else 's'})", m.net_minor, invoice.currency)
-        for m in metrics
-    ]
+    rows = [_row(f"{m.metric} ({counted(m.lines, 'line')})", m.net_minor, invoice.currency) for m in metrics]
     taxes = [
         _row(f"Tax {_percent(tax['rate'])} on {money.format_minor(tax['base_minor'], invoice.currency)}",
              tax["tax_minor"], invoice.currency)

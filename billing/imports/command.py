@@ -11,6 +11,7 @@ from billing import outages
 from billing.imports.importing import Importer, import_file
 from billing.imports.reading import UnreadableFile, opened
 from billing.imports.report import Problem, Report, Verdict
+from billing.wording import counted
 
 ROWS_NOT_TAKEN = 3
 NO_ANSWER = 4
@@ -44,7 +45,8 @@ class ImportCommand(BaseCommand):
 
         def advice() -> str:
             taken = 0 if options["dry_run"] else report.counts[Verdict.TAKEN]
-            return f"{taken} rows were taken before; import {options['file']} again: what is there counts as known."
+            before = f"{counted(taken, 'row')} taken before that"
+            return f"{before}; import {options['file']} again: what is there counts as known."
 
         try:
             with opened(options["file"]) as stream, outages.told(advice, returncode=NO_ANSWER):

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from billing.wording import counted
+
 MAX_PROBLEMS_KEPT = 1000
 
 
@@ -52,7 +54,9 @@ class Report:
         return sum(self.counts.values())
 
     def __str__(self) -> str:
-        return f"{self.rows} rows: " + ", ".join(f"{count} {verdict}" for verdict, count in self.counts.items())
+        return f"{counted(self.rows, 'row')}: " + ", ".join(
+            f"{count} {verdict}" for verdict, count in self.counts.items()
+        )
 
     def as_json(self) -> dict[str, Any]:
         shown = [{"row": p.row, "verdict": p.verdict.value, "reason": p.reason} for p in self.problems]

@@ -10,6 +10,7 @@ from django.db.models import Count, Q
 from billing.models import Invoice, Item, Run
 from billing.periods import Period
 from billing.slots import as_dates
+from billing.wording import counted
 from outbox.models import Message, State
 
 FIRST_MONTH = (2026, 5)
@@ -29,10 +30,11 @@ class Result:
         twice = sum(1 for count in self.mails.values() if count > 1)
         unsent = {state: count for state, count in self.messages.items() if state != State.SENT}
         found = {
-            f"{self.customers_with_two} customers have two invoices": self.customers_with_two > 0,
-            f"{twice} mails reached the mail server twice": twice > 0,
+            f"customers with two invoices: {self.customers_with_two}": self.customers_with_two > 0,
+            f"mails that reached the mail server twice: {twice}": twice > 0,
             f"messages are not sent: {unsent}": bool(unsent),
-            f"there are {self.invoices} invoices, but {len(self.mails)} mails": self.invoices != len(self.mails),
+            f"{counted(self.invoices, 'invoice')}, but {counted(len(self.mails), 'mail')}": self.invoices
+            != len(self.mails),
         }
         return [sentence for sentence, is_so in found.items() if is_so]
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
+from billing.wording import counted
 from project.replay.timeline import Attempt, Timeline
 
 WIDTH, LEFT, RIGHT, TOP, ROW, BAR, GAP = 1180, 90, 20, 70, 24, 16, 70
@@ -30,7 +31,7 @@ def draw(sides: Sequence[tuple[str, Timeline]], *, workers: int, ttl_s: float) -
     height = TOP + len(sides) * panel
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img">',
-        f"<title>Locks and leases of {workers} workers over time</title><style>{STYLE}</style>",
+        f"<title>Locks and leases of {counted(workers, 'worker')} over time</title><style>{STYLE}</style>",
         '<defs><pattern id="frozen" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
         '<rect width="6" height="6" fill="#eee"/><rect width="2" height="6" fill="#999"/></pattern></defs>',
         f'<rect width="{WIDTH}" height="{height}" fill="#fff"/>',

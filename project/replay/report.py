@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
+from billing.wording import counted
 from project.replay.counting import Counts
 from project.replay.timeline import Cause
 
@@ -39,10 +40,10 @@ def table(naive: Counts, ours: Counts) -> list[str]:
 def broken(ours: Counts) -> list[str]:
     """Return, in sentences, which promises the protected side broke."""
     found = {
-        f"{ours.second_invoices} second invoices": ours.second_invoices,
-        f"{ours.second_emails} second emails": ours.second_emails,
-        f"{ours.without_invoice} customers without an outcome": ours.without_invoice,
-        f"{ours.without_email} customers without an email, {ours.in_doubt} in doubt": max(
+        counted(ours.second_invoices, "second invoice"): ours.second_invoices,
+        counted(ours.second_emails, "second email"): ours.second_emails,
+        f"{counted(ours.without_invoice, 'customer')} without an outcome": ours.without_invoice,
+        f"{counted(ours.without_email, 'customer')} without an email, {ours.in_doubt} in doubt": max(
             0, ours.without_email - ours.in_doubt
         ),
     }

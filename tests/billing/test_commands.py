@@ -10,6 +10,7 @@ from django.db.models.functions import Now
 from billing import runs
 from billing.models import Item, Run
 from billing.periods import Period
+from billing.wording import counted
 from tests.billing.conftest import TaxService
 from tests.billing.making import make_customer
 from tests.leases.proxy import Proxy, proxy_to
@@ -31,7 +32,7 @@ def item(tax: TaxService) -> Item:
 def test_bill_that_is_interrupted_leaves_the_run_going(processes: Processes, tax: TaxService) -> None:
     make_customer()
     bill = processes.start("bill", "2026-05", "--wait", env=SHORT_WAITS)
-    bill.wait_for_line("1 customers enqueued")
+    bill.wait_for_line("1 customer enqueued")
     bill.interrupt()
     assert bill.wait() == 130
     assert f"the run goes on: manage.py run_status {Run.objects.get().pk}" in bill.output()
@@ -63,7 +64,7 @@ def break_off(proxy: Proxy) -> None:
         (["bill", "2026-05"], 1, "Nobody was enqueued. Bill again once it answers"),
         (["bill", "2026-05", "--dry-run"], 1, "Nobody was enqueued. Bill again once it answers"),
         (["run_status"], 4, "Nothing is known of the run for now; ask again."),
-        (["import_customers", "FILE"], 4, "0 rows were taken before; import FILE again"),
+        (["import_customers", "FILE"], 4, "0 rows taken before that; import FILE again"),
         (["after_failover"], 1, "Not all was put right, and nobody works on until it is: run this again"),
         (["rescue", "--once"], 1, "The pass could not be finished"),
         (["outbox", "status"], 1, "The database does not answer as it should"),
@@ -86,7 +87,7 @@ def test_database_that_is_away_is_said_in_one_sentence(
 def test_wait_goes_on_through_an_outage_of_the_database(processes: Processes, line: Line, item: Item) -> None:
     proxy, environment = line
     bill = processes.start("bill", "2026-05", "--wait", env=environment)
-    bill.wait_for_line("customers? enqueued")
+    bill.wait_for_line("1 customer enqueued")
     port = proxy.target_port
     break_off(proxy)
     bill.wait_for_line("Still waiting: The database does not answer as it should")
@@ -101,7 +102,7 @@ def test_wait_through_a_long_outage_ends_and_says_that_the_run_is_planned(
 ) -> None:
     proxy, environment = line
     bill = processes.start("bill", "2026-05", "--wait", env={**environment, "TEST_DATABASE_PATIENCE": "1"})
-    bill.wait_for_line("customers? enqueued")
+    bill.wait_for_line("1 customer enqueued")
     break_off(proxy)
     assert bill.wait() == 4
     assert f"Run {Run.objects.latest('pk').pk} is planned and goes on once it answers" in bill.output()
@@ -150,3 +151,10 @@ def test_help_has_an_example_and_exit_codes(processes: Processes, command: str) 
     assert "example" in shown
     assert f"manage.py {command}" in shown
     assert "exit codes: 0" in shown
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 second invoices"), (1, "1 second invoice"), (2, "2 second invoices")]
+)
+def test_one_thing_is_not_called_many(count: int, text: str) -> None:
+    assert counted(count, "second invoice") == text

@@ -38,7 +38,7 @@ def test_command_parks_open_items_puts_messages_in_doubt_and_lets_billing_go_on(
         invoice(customer.pk, MAY)
     out = StringIO()
     call_command("after_failover", "--dry-run", stdout=out)
-    assert "would have parked 1 open items" in out.getvalue()
+    assert "would have parked 1 open item" in out.getvalue()
     assert Item.objects.get().outcome == ""
     call_command("after_failover", stdout=StringIO())
     assert Item.objects.get().outcome == Item.Outcome.PARKED

@@ -81,7 +81,7 @@ def test_usage_before_the_first_price_needs_a_person() -> None:
     customer = make_customer()
     make_price("hours", valid_from=datetime(2026, 5, 10, tzinfo=UTC))
     make_usage(customer, "1", at=datetime(2026, 5, 9, tzinfo=UTC))
-    with pytest.raises(UnpricedUsage, match="1 usage events of 'hours' have no price in EUR; import the price"):
+    with pytest.raises(UnpricedUsage, match="1 usage event of 'hours' without a price in EUR; import the price"):
         rated(customer)
 
 
@@ -129,7 +129,7 @@ def test_amount_in_another_currency_needs_a_person() -> None:
     make_usage(customer, "1", amount="1")
     Customer.objects.update(currency="EUR")
     customer.refresh_from_db()
-    with pytest.raises(OtherCurrency, match="1 usage events have amounts in USD, the customer is invoiced in EUR"):
+    with pytest.raises(OtherCurrency, match="1 usage event with amounts in USD, the customer is invoiced in EUR"):
         rated(customer)
 
 

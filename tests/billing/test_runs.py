@@ -149,7 +149,7 @@ def test_one_bad_customer_does_not_stop_the_run(start: Start) -> None:
     assert sorted(Invoice.objects.values_list("customer__code", flat=True)) == [c.code for c in good]
     reasons = {item["customer"]: (item["outcome"], item["reason"]) for item in report(bill)["attention"]}
     assert reasons["C002"] == (
-        "parked", "1 usage events of 'seconds' have no price in EUR; import the price, then bill again"
+        "parked", "1 usage event of 'seconds' without a price in EUR; import the price, then bill again"
     )  # fmt: skip
     assert reasons["C004"] == (
         "parked", "'Mars/Olympus' is not an IANA time zone; correct the customer, then bill again"
@@ -219,7 +219,7 @@ def test_status_of_the_latest_run_is_shown(tax: TaxService, capsys: pytest.Captu
     customers(1)
     run = runs.plan(MAY)
     call_command("run_status")
-    assert capsys.readouterr().out == f"run {run.pk}, 2026-05: 1 customers: 1 open\n"
+    assert capsys.readouterr().out == f"run {run.pk}, 2026-05: 1 customer: 1 open\n"
     with pytest.raises(CommandError, match="There is no run 0"):
         call_command("run_status", "0")
 

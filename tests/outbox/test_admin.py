@@ -48,7 +48,7 @@ def test_decision_is_asked_for_confirmed_and_written_down(publish: Publish) -> N
     without_reason = act(client, "it_arrived", message, confirmed="yes", reason="")
     assert b"This field is required" in without_reason.content
     done = act(client, "it_arrived", message, confirmed="yes", reason="in the log")
-    assert b"1 of 1 messages: arrived." in done.content
+    assert b"Arrived: 1 of 1." in done.content
     assert Message.objects.get().state == "sent"
     decision = Decision.objects.get()
     assert (decision.by, decision.reason) == ("clerk", "in the log")
@@ -60,7 +60,7 @@ def test_decision_that_is_refused_does_not_undo_the_others(publish: Publish) -> 
     client = browser("view_message", "decide_message")
     doubtful, pending = in_doubt(publish), publish("pending")
     done = act(client, "send_again", doubtful, pending, confirmed="yes", reason="r")
-    assert b"1 of 2 messages" in done.content
+    assert b"Send again: 1 of 2" in done.content
     assert b"it is pending" in done.content
     assert Decision.objects.get().message_id == doubtful.id
 

@@ -234,7 +234,7 @@ def test_prune_passes_by_what_somebody_holds(publish: Publish) -> None:
         **{name: given[name] for name in ("host", "port", "user", "password", "dbname") if given.get(name)}
     ) as other:
         other.execute("SELECT 1 FROM outbox_message WHERE dedupe_key = 'k0' FOR UPDATE")
-        assert run("prune", "--older-than", "400") == ("emptied 1 messages\n", 0)
+        assert run("prune", "--older-than", "400") == ("emptied 1 message\n", 0)
 
 
 def test_pruning_what_is_not_done_is_refused_by_the_database(publish: Publish) -> None:

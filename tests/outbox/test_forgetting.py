@@ -57,9 +57,9 @@ def test_nothing_is_sent_after_a_promotion_until_the_command_has_run(
     assert "outbox after_failover" in report.database_forgot
     assert not mail_server.received
     assert Message.objects.get().state == State.PENDING
-    assert after_failover("--dry-run") == "would put 1 messages in doubt\n"
+    assert after_failover("--dry-run") == "would put 1 message in doubt\n"
     assert drain().database_forgot
-    assert after_failover() == "put 1 messages in doubt; drainers may go on\n"
+    assert after_failover() == "put 1 message in doubt; drainers may go on\n"
     assert drain().database_forgot == ""
     message = Message.objects.get()
     assert message.state == State.IN_DOUBT

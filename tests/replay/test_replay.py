@@ -66,10 +66,10 @@ def test_interrupted_replay_leaves_nothing_behind(processes: Processes, tmp_path
 
 def test_each_broken_promise_is_named() -> None:
     assert report.broken(GOOD) == []
-    assert report.broken(replace(GOOD, invoices=11)) == ["1 second invoices"]
+    assert report.broken(replace(GOOD, invoices=11)) == ["1 second invoice"]
     assert report.broken(replace(GOOD, second_emails=2)) == ["2 second emails"]
-    assert report.broken(replace(GOOD, without_invoice=1, invoices=9)) == ["1 customers without an outcome"]
-    assert report.broken(replace(GOOD, without_email=1)) == ["1 customers without an email, 0 in doubt"]
+    assert report.broken(replace(GOOD, without_invoice=1, invoices=9)) == ["1 customer without an outcome"]
+    assert report.broken(replace(GOOD, without_email=1)) == ["1 customer without an email, 0 in doubt"]
     assert report.broken(replace(GOOD, without_email=1, in_doubt=1)) == []
 
 

@@ -8,6 +8,7 @@ from django.core.management.base import BaseCommand, CommandParser
 from django.db import DEFAULT_DB_ALIAS
 
 from billing import failover, outages
+from billing.wording import counted
 
 EPILOG = """\
 Workers and drainers stop by themselves when a replica was promoted or a backup restored, and say so. Run this once
@@ -43,6 +44,6 @@ class Command(BaseCommand):
             self.stdout.write(json.dumps({**done, "dry_run": dry_run}))
             return
         prefix = "would have " if dry_run else ""
-        self.stdout.write(f"{prefix}parked {done['items_parked']} open items")
-        self.stdout.write(f"{prefix}put {done['messages_in_doubt']} messages in doubt")
-        self.stdout.write(f"{prefix}raised {done['fences_raised']} fences")
+        self.stdout.write(f"{prefix}parked {counted(done['items_parked'], 'open item')}")
+        self.stdout.write(f"{prefix}put {counted(done['messages_in_doubt'], 'message')} in doubt")
+        self.stdout.write(f"{prefix}raised {counted(done['fences_raised'], 'fence')}")

@@ -16,6 +16,7 @@ from billing.models import Run
 from billing.periods import InvalidPeriod, Period
 from billing.preview import preview
 from billing.status import counts, status
+from billing.wording import counted
 
 POLL_SECONDS = 0.5
 RESCUE_SECONDS = 3.0
@@ -90,7 +91,7 @@ class Command(BaseCommand):
             self.stderr.write(f"run {run.pk}, {period}, is planned: {error}")
         else:
             if not quiet:
-                self.stdout.write(f"run {run.pk}, {period}: {enqueued} customers enqueued")
+                self.stdout.write(f"run {run.pk}, {period}: {counted(enqueued, 'customer')} enqueued")
 
     def _wait(self, run: Run) -> None:
         """Show progress until everybody has an outcome; an outage of the database is waited out, within bounds."""
@@ -133,7 +134,8 @@ class Command(BaseCommand):
                 rows.append({name: getattr(row, name) for name in row.__slots__})
             else:
                 net = money.format_minor(row.net_minor, row.currency)
-                self.stdout.write(f"{row.customer}: {row.reason or f'{row.lines} lines, net {net}'}")
+                what = row.reason or f"{counted(row.lines, 'line')}, net {net}"
+                self.stdout.write(f"{row.customer}: {what}")
         if as_json:
             self.stdout.write(json.dumps({"period": str(period), "net_minor": totals, "customers": rows}))
         else:

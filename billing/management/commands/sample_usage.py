@@ -9,6 +9,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from billing.simulators.sample import Sample
 from billing.simulators.sample_files import write_all
+from billing.wording import counted
 
 EPILOG = """\
 example:
@@ -48,4 +49,4 @@ class Command(BaseCommand):
         except OSError as problem:
             raise CommandError(f"The sample cannot be written: {problem}") from problem
         for name, rows in written.items():
-            self.stdout.write(f"{directory / name}.csv: {rows} rows")
+            self.stdout.write(f"{directory / name}.csv: {counted(rows, 'row')}")

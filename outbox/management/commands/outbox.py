@@ -137,8 +137,8 @@ class Command(BaseCommand):
     def _after_failover(self, options: dict[str, Any]) -> None:
         dry_run = options["dry_run"]
         parked = put_right(self.using, nothing_lost=options["nothing_lost"], dry_run=dry_run)
-        words = "would put {} messages in doubt" if dry_run else "put {} messages in doubt; drainers may go on"
-        self.stdout.write(words.format(parked))
+        words = "would put {} in doubt" if dry_run else "put {} in doubt; drainers may go on"
+        self.stdout.write(words.format(_messages(parked)))
 
     def _prune(self, options: dict[str, Any]) -> None:
         if options["dry_run"]:
@@ -146,14 +146,14 @@ class Command(BaseCommand):
                 state__in=[State.SENT, State.CANCELLED], payload__isnull=False
             )
             count = old.alias(at=Coalesce("sent_at", "created_at")).filter(at__lt=Now() - options["older_than"]).count()
-            self.stdout.write(f"would empty {count} messages")
+            self.stdout.write(f"would empty {_messages(count)}")
             return
         total = 0
         for count in prune(self.using, older_than=options["older_than"], batch_size=options["batch_size"]):
             total += count
             if sys.stderr.isatty():
-                sys.stderr.write(f"\remptied {total} messages\x1b[K")
-        self.stdout.write(f"emptied {total} messages")
+                sys.stderr.write(f"\remptied {_messages(total)}\x1b[K")
+        self.stdout.write(f"emptied {_messages(total)}")
 
     def _decide(self, action: Action, options: dict[str, Any]) -> None:
         by = f"{getpass.getuser()}@{socket.gethostname()}"
@@ -183,6 +183,10 @@ class Command(BaseCommand):
         if message is None:
             raise CommandError(f"there is no message {name!r}")
         return message
+
+
+def _messages(count: int) -> str:
+    return "1 message" if count == 1 else f"{count} messages"
 
 
 def _shown(value: Any) -> str:

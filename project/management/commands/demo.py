@@ -16,6 +16,7 @@ from django.conf import settings
 from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
+from billing.wording import counted
 from project.demo.cast import Cast, DidNotStart
 from project.devservices.checkout import Checkout
 from project.devservices.errors import DevServicesError
@@ -96,7 +97,7 @@ class Command(BaseCommand):
             self.step(f"starting {WORKERS} workers, a drainer, a slow tax service and a mail server")
             self.start_cast(cast, record)
 
-            self.step(f"importing the usage of {customers} sample customers in {period}")
+            self.step(f"importing the usage of {counted(customers, 'sample customer')} in {period}")
             self.import_sample(customers, str(period), logs / "sample")
             cast.wait_for("workers", "Worker process is ready")
 
@@ -160,9 +161,10 @@ class Command(BaseCommand):
         here = Path.cwd()
         python, record, logs = (shown(path, here) for path in (Path(sys.executable), record, logs))
         self.stdout.write(
-            f"\n{self.style.MIGRATE_HEADING(period)}: {first.invoices} invoices and {len(first.mails)} emails "
-            f"in {seconds:.0f} s; billed again: {second.invoices - first.invoices} more invoices, "
-            f"{second.mails.total() - first.mails.total()} more emails."
+            f"\n{self.style.MIGRATE_HEADING(period)}: {counted(first.invoices, 'invoice')} and "
+            f"{counted(len(first.mails), 'email')} in {seconds:.0f} s; "
+            f"billed again: {counted(second.invoices - first.invoices, 'more invoice')}, "
+            f"{counted(second.mails.total() - first.mails.total(), 'more email')}."
         )
         for fault in faults:
             self.stdout.write(self.style.ERROR(f"NOT AS PROMISED: {fault}"))

@@ -17,6 +17,7 @@ from django.conf import settings
 from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
+from billing.wording import counted
 from project.demo.cast import DidNotStart
 from project.devservices.checkout import Checkout
 from project.devservices.errors import DevServicesError
@@ -107,7 +108,7 @@ class Command(BaseCommand):
             raise CommandError("Another replay runs in this folder.") from None
 
     def play_both(self, stage: Stage, customers: int, workers: int, seed: int) -> tuple[Played, Played, Pace]:
-        self.step(f"importing the usage of {customers} sample customers")
+        self.step(f"importing the usage of {counted(customers, 'sample customer')}")
         stage.fill(customers, seed, PERIOD)
         lines = stage.lines_per_customer()
         pace = Pace.of(lines, ttl_s=TTL_S, workers=workers)
@@ -116,7 +117,9 @@ class Command(BaseCommand):
         return naive, ours, pace
 
     def play_one(self, side: Side, stage: Stage, pace: Pace, lines: dict[int, int], workers: int, seed: int) -> Played:
-        self.step(f"{side.title}: {workers} workers, {pace.latency_per_line_ms:g} ms of tax service per line")
+        self.step(
+            f"{side.title}: {counted(workers, 'worker')}, {pace.latency_per_line_ms:g} ms of tax service per line"
+        )
         line = ProgressLine(self, len(lines))
         played = play(side, stage, pace, lines, period=PERIOD, seed=seed, workers=workers, progress=line.show)
         line.end()
@@ -157,8 +160,8 @@ class ProgressLine:
         if self._command.interrupted:
             raise KeyboardInterrupt
         text = (
-            f"  {now.seconds:3.0f} s  {now.invoiced} of {self._customers} customers invoiced, "
-            f"{now.freezes} freezes, {now.kills} kills"
+            f"  {now.seconds:3.0f} s  {now.invoiced} of {counted(self._customers, 'customer')} invoiced, "
+            f"{counted(now.freezes, 'freeze')}, {counted(now.kills, 'kill')}"
         )
         if self._on_terminal:
             self._command.stderr.write(f"\r\x1b[K{text}", ending="")
