@@ -6,11 +6,10 @@ import pytest
 from django.db import connection
 from django_redis import get_redis_connection
 
-from leases import fence, hold
+from leases import fence, hold, once
 from leases.breaking import break_lease
 from leases.errors import NotHeld, TableShadowed
 from leases.models import Receipt
-from leases.receipts import once
 from leases.resources import key_of
 from leases.triggers import fence_triggers
 from tests.leases.conftest import steal
