@@ -5,11 +5,20 @@ from pathlib import Path
 
 import pytest
 
+from tests.servers.emptying import EmptyingTestCase
 from tests.servers.plugin import SCRATCH, start_redis
 from tests.servers.processes import Processes
 from tests.servers.redis_server import PrivateRedis
 
 SHOWN_CHARACTERS = 20_000
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_cleaning() -> Iterator[None]:
+    """Have the tests that commit, which pytest-django makes a TransactionTestCase of, cleaned up after quickly."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("django.test.TransactionTestCase", EmptyingTestCase)
+        yield
 
 
 @pytest.fixture
