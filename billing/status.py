@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from django.db.models import Count, Q, Sum
+from django.db.models import Count, Q, QuerySet, Sum
 
 from billing import money
 from billing.models import Item, Run
@@ -16,7 +16,7 @@ SHOWN = 20
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """An item that failed or is parked, and why."""
+    """An item without an invoice, and why: failed, parked or skipped."""
 
     customer: str
     outcome: str
@@ -43,6 +43,7 @@ class Status:
     period: str
     counts: dict[str, int]
     attention: list[Attention]
+    skipped: list[Attention]
     totals: list[CurrencyTotal]
 
     @property
@@ -74,6 +75,10 @@ class Status:
         hidden = self.parked + self.counts[Item.Outcome.FAILED] - len(self.attention)
         if hidden > 0:
             yield f"  and {hidden} more"
+        for item in self.skipped:
+            yield f"  {item.customer} skipped: {item.reason}"
+        if (hidden := self.counts[Item.Outcome.SKIPPED] - len(self.skipped)) > 0:
+            yield f"  and {hidden} more skipped"
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -84,11 +89,12 @@ class Status:
             "outcomes": self.counts,
             "totals": [{name: getattr(total, name) for name in CurrencyTotal.__slots__} for total in self.totals],
             "attention": [{name: getattr(item, name) for name in Attention.__slots__} for item in self.attention],
+            "skipped": [{"customer": item.customer, "reason": item.reason} for item in self.skipped],
         }
 
 
 def status(run: Run, *, shown: int = SHOWN) -> Status:
-    """Return where the run stands, with up to `shown` of the items that failed or are parked, parked ones first."""
+    """Return where the run stands, with up to `shown` of the items that failed or are parked, and of the skipped."""
     items = Item.objects.filter(run=run)
     troubled = items.filter(outcome__in=[Item.Outcome.PARKED, Item.Outcome.FAILED]).order_by("-outcome", "pk")
     totals = (
@@ -106,11 +112,15 @@ def status(run: Run, *, shown: int = SHOWN) -> Status:
         run=run.pk,
         period=str(as_period(run.period)),
         counts=counts(run),
-        attention=[
-            Attention(*row) for row in troubled.values_list("customer__code", "outcome", "reason", "attempts")[:shown]
-        ],
+        attention=_attention(troubled, shown),
+        skipped=_attention(items.filter(outcome=Item.Outcome.SKIPPED).order_by("pk"), shown),
         totals=[CurrencyTotal(str(row[0]), row[1], *map(int, row[2:])) for row in totals],
     )
+
+
+def _attention(items: QuerySet[Item], shown: int) -> list[Attention]:
+    rows = items.values_list("customer__code", "outcome", "reason", "attempts")[:shown]
+    return [Attention(*row) for row in rows]
 
 
 def counts(run: Run) -> dict[str, int]:

@@ -15,6 +15,9 @@ JOB_FIELDS = ("resource", "token", "message_id", "run")
 _job: ContextVar[dict[str, object]] = ContextVar("job", default={})  # noqa: B039 - only ever replaced
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+# What Django puts on lines about requests beside the message, which says it: a socket or a request, and the time again.
+_OF_DJANGO = frozenset({"request", "server_time"})
+_LEFT_OUT = _STANDARD | _OF_DJANGO | frozenset(JOB_FIELDS)
 
 
 def enter_job(**fields: object) -> None:
@@ -72,7 +75,7 @@ class JsonFormatter(logging.Formatter):
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
     """Return what the line carries beyond the standard attributes and is not empty, the job's fields last."""
-    extra = {name: value for name, value in vars(record).items() if name not in _STANDARD and name not in JOB_FIELDS}
+    extra = {name: value for name, value in vars(record).items() if name not in _LEFT_OUT}
     job_fields = {name: getattr(record, name, None) for name in JOB_FIELDS}
     return {name: value for name, value in {**extra, **job_fields}.items() if value not in (None, "")}
 

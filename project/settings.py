@@ -192,6 +192,7 @@ LOGGING = {
         "django": {"handlers": [], "propagate": True},
         "httpx": {"level": "WARNING"},
         "pika": {"level": "WARNING"},
+        "mail.log": {"level": "WARNING"},  # of aiosmtpd: each step of each connection
     },
 }
 # Django would add its own handlers first, among them one that mails whenever a request fails.

@@ -10,7 +10,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from billing import outages
 from billing.imports.importing import Importer, import_file
 from billing.imports.reading import UnreadableFile, opened
-from billing.imports.report import Problem, Report, Verdict
+from billing.imports.report import Report, Verdict
 from billing.wording import counted
 
 ROWS_NOT_TAKEN = 3
@@ -41,12 +41,13 @@ class ImportCommand(BaseCommand):
         raise NotImplementedError
 
     def handle(self, **options: Any) -> None:
-        report = Report(on_problem=self._show)
+        name = "standard input" if options["file"] == "-" else options["file"]
+        report = Report(on_problem=lambda problem: self.stderr.write(f"{name}: {problem}", self.style.WARNING))
 
         def advice() -> str:
             taken = 0 if options["dry_run"] else report.counts[Verdict.TAKEN]
             before = f"{counted(taken, 'row')} taken before that"
-            return f"{before}; import {options['file']} again: what is there counts as known."
+            return f"{before}; import {name} again: what is there counts as known."
 
         try:
             with opened(options["file"]) as stream, outages.told(advice, returncode=NO_ANSWER):
@@ -59,6 +60,3 @@ class ImportCommand(BaseCommand):
             self.stdout.write(f"{'dry run, ' if options['dry_run'] else ''}{report}")
         if not report.clean:
             sys.exit(ROWS_NOT_TAKEN)
-
-    def _show(self, problem: Problem) -> None:
-        self.stderr.write(str(problem), self.style.WARNING)

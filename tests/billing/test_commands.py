@@ -1,10 +1,12 @@
 """The billing commands as processes: signals, exit codes, and servers that are not there."""
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from django.core.management import CommandError, call_command
 from django.db.models.functions import Now
 
 from billing import runs
@@ -158,3 +160,62 @@ def test_help_has_an_example_and_exit_codes(processes: Processes, command: str) 
 )
 def test_one_thing_is_not_called_many(count: int, text: str) -> None:
     assert counted(count, "second invoice") == text
+
+
+# Arguments
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["bill", "May"], "'May' is not a period; write a month such as 2026-05"),
+        (["bill", "2026-05-01/2026-05-32"], "is not a period; write a month such as 2026-05"),
+        (["run_status", "0"], "argument RUN: expected a whole number of at least 1, got '0'"),
+        (["run_status", "9" * 30], "argument RUN: expected a whole number of at least 1"),
+        (["run_status", "--limit=-1"], "argument --limit: expected a whole number of at least 0, got '-1'"),
+        (["run_status", "--limit=many"], "argument --limit: expected a whole number of at least 0, got 'many'"),
+        *(
+            (
+                ["rescue", "--watch", f"--interval={text}"],
+                f"argument --interval: expected a number from 0.001 to 1e+06, got '{text}'",
+            )
+            for text in ("0", "-1", "nan", "inf", "soon")
+        ),
+        (
+            ["sample_usage", "--out=x", "--period=2026-13"],
+            "argument --period: expected a month such as 2026-05, got '2026-13'",
+        ),
+        (["sample_usage", "--out=x", "--period=2026-05-01/2026-05-03"], "argument --period: expected a month"),
+        (
+            ["sample_usage", "--out=x", "--period=2026-05", "--customers=0"],
+            "argument --customers: expected a whole number of at least 1",
+        ),
+        (
+            ["sample_usage", "--out=x", "--period=2026-05", "--lines=1.5"],
+            "argument --lines: expected a whole number of at least 1",
+        ),
+        (["taxservice", "--port=70000"], "argument --port: expected a whole number from 0 to 65535, got '70000'"),
+        (["taxservice", "--fail-rate=nan"], "argument --fail-rate: expected a number from 0 to 1, got 'nan'"),
+        (
+            ["taxservice", "--latency-per-line-ms=-1"],
+            "argument --latency-per-line-ms: expected a number from 0 to 60000",
+        ),
+        (["taxservice", "--retry-after=-1"], "argument --retry-after: expected a whole number from 0 to 86400"),
+        (["mailserver", "--record=x", "--port=x"], "argument --port: expected a whole number from 0 to 65535, got 'x'"),
+        (["admin", "--port=0"], "argument --port: expected a whole number from 1 to 65535"),
+        (["demo", "--customers=0"], "argument --customers: expected a whole number of at least 1"),
+        (["replay", "--workers=1"], "argument --workers: expected a whole number of at least 2"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_argument_that_cannot_be_meant_is_refused_in_one_sentence(words: list[str], sentence: str) -> None:
+    with pytest.raises(CommandError) as refused:
+        call_command(*words, skip_checks=True)
+    assert sentence in str(refused.value)
+
+
+def test_mail_server_without_aiosmtpd_says_what_brings_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delitem(sys.modules, "billing.simulators.mail_server", raising=False)
+    monkeypatch.setitem(sys.modules, "aiosmtpd.smtp", None)
+    with pytest.raises(CommandError, match=r"is not installed: pip install -r requirements-dev\.txt"):
+        call_command("mailserver", "--port=0", f"--record={tmp_path / 'mails.jsonl'}")

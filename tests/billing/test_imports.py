@@ -51,6 +51,14 @@ def test_customers_are_taken_once(run_import: Import) -> None:
     assert Customer.objects.get(code="B").timezone == "UTC"
 
 
+def test_problem_names_its_file(tmp_path: Path) -> None:
+    path, err = tmp_path / "rows.csv", io.StringIO()
+    path.write_text("code,name,email,currency\nA,Ann,nobody,EUR\n")
+    with pytest.raises(SystemExit):
+        call_command("import_customers", str(path), stdout=io.StringIO(), stderr=err)
+    assert err.getvalue() == f"{path}: row 2 refused: email 'nobody' is not an email address\n"
+
+
 def test_changed_customer_conflicts_and_stays_as_it_was(run_import: Import) -> None:
     header = "code,name,email,currency\n"
     run_import("import_customers", header + "A,Ann,a@example.com,EUR\n")

@@ -1,7 +1,6 @@
 from datetime import timedelta
 
 import pytest
-from django.core.management import CommandError, call_command
 from django.db.models.functions import Now
 from pytest_django import Settings
 
@@ -100,9 +99,3 @@ def test_second_attempt_that_was_killed_is_abandoned_too(sent: list[int]) -> Non
 def test_what_is_done_is_never_enqueued_again(sent: list[int]) -> None:
     Item.objects.update(outcome="parked", concluded_at=ago(50))
     assert rescue() == NOTHING
-
-
-@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "soon"])
-def test_interval_without_a_pause_is_wrong_usage(seconds: str) -> None:
-    with pytest.raises(CommandError, match="interval"):
-        call_command("rescue", "--watch", f"--interval={seconds}")

@@ -220,8 +220,23 @@ def test_status_of_the_latest_run_is_shown(tax: TaxService, capsys: pytest.Captu
     run = runs.plan(MAY)
     call_command("run_status")
     assert capsys.readouterr().out == f"run {run.pk}, 2026-05: 1 customer: 1 open\n"
-    with pytest.raises(CommandError, match="There is no run 0"):
-        call_command("run_status", "0")
+    with pytest.raises(CommandError, match="There is no run 987654"):
+        call_command("run_status", "987654")
+
+
+def test_status_lists_who_was_skipped_and_why_up_to_the_limit(
+    tax: TaxService, capsys: pytest.CaptureFixture[str]
+) -> None:
+    customers(3)
+    run = runs.plan(MAY)
+    run.items.update(outcome="skipped", reason="no usage")
+    call_command("run_status", "--limit", "2")
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "  C000 skipped: no usage", "  C001 skipped: no usage", "  and 1 more skipped"
+    ]  # fmt: skip
+    call_command("run_status", "--limit", "1", "--json")
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["skipped"], shown["attention"]) == ([{"customer": "C000", "reason": "no usage"}], [])
 
 
 def test_item_that_is_done_is_not_enqueued_again(tax: TaxService) -> None:

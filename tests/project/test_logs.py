@@ -1,8 +1,11 @@
 import json
 import logging
+import logging.config
+import socket
 import sys
 
 import pytest
+from django.conf import settings
 
 from project import logs
 
@@ -52,6 +55,20 @@ def test_exceptions_are_shown(formatter: logging.Formatter) -> None:
     except ValueError:
         line.exc_info = sys.exc_info()
     assert "ValueError: the reason" in formatter.format(line)
+
+
+@pytest.mark.parametrize("formatter", [logs.PlainFormatter(), logs.JsonFormatter()])
+def test_line_about_a_request_shows_neither_socket_nor_request(formatter: logging.Formatter) -> None:
+    with socket.socket() as request:
+        line = formatter.format(record("GET /admin/ 200", request=request, server_time="x", status_code=200))
+    assert "socket" not in line
+    assert "server_time" not in line
+    assert "200" in line
+
+
+def test_steps_of_the_development_mail_server_are_not_logged() -> None:
+    logging.config.dictConfig(settings.LOGGING)
+    assert not logging.getLogger("mail.log").isEnabledFor(logging.INFO)
 
 
 def test_value_that_json_does_not_know_does_not_break_a_line() -> None:

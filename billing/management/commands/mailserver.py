@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
+from billing import arguments
+
 if TYPE_CHECKING:
     from billing.simulators.mail_server import Mode, Record, Script
 
@@ -29,7 +31,8 @@ example:
 
 Prints "listening on ADDRESS:PORT" when it is ready and runs until SIGTERM or Ctrl-C. One JSON line per envelope
 taken over (time, mail_from, rcpt_tos, message_id, subject, digest, answered) is on disk before the answer is given.
-exit codes: 0 stopped by a signal, 1 the address or the record cannot be used
+Needs aiosmtpd, which requirements-dev.txt brings.
+exit codes: 0 stopped by a signal; 1 the address or the record cannot be used, or aiosmtpd is missing; 2 wrong usage
 """
 
 
@@ -41,7 +44,9 @@ class Command(BaseCommand):
         parser.formatter_class = argparse.RawDescriptionHelpFormatter
         parser.epilog = EPILOG
         parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-        parser.add_argument("--port", type=int, default=2525, help="0 takes a free one (default: %(default)s)")
+        parser.add_argument(
+            "--port", type=arguments.port, default=2525, help="0 takes a free one (default: %(default)s)"
+        )
         parser.add_argument("--record", type=Path, required=True, metavar="FILE", help="append the envelopes here")
         parser.add_argument("--mode", default="accept", metavar="MODE[,MODE...]", help="see below (default: accept)")
         parser.add_argument(

@@ -9,7 +9,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError, close_old_connections
 
-from billing import outages, rescuer
+from billing import arguments, outages, rescuer
 from billing.errors import BrokerUnavailable
 
 EPILOG = """\
@@ -34,7 +34,9 @@ class Command(BaseCommand):
         mode = parser.add_mutually_exclusive_group(required=True)
         mode.add_argument("--once", action="store_true", help="one pass")
         mode.add_argument("--watch", action="store_true", help="a pass every --interval, until stopped")
-        parser.add_argument("--interval", type=_seconds, metavar="SECONDS", default=2.0, help="default: %(default)s")
+        parser.add_argument(
+            "--interval", type=arguments.seconds, metavar="SECONDS", default=2.0, help="default: %(default)s"
+        )
 
     def handle(self, **options: Any) -> None:
         if options["once"]:
@@ -56,13 +58,6 @@ class Command(BaseCommand):
         rescued = rescuer.rescue()
         if rescued:
             self.stdout.write(f"enqueued again: {rescued.abandoned} abandoned, {rescued.stalled} stalled")
-
-
-def _seconds(value: str) -> float:
-    seconds = float(value)
-    if not 0 < seconds < 10**6:
-        raise argparse.ArgumentTypeError("must be a number of seconds above 0")
-    return seconds
 
 
 def stop_event() -> threading.Event:

@@ -6,9 +6,9 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from billing import outages
+from billing import arguments, outages
 from billing.models import Run
-from billing.status import status
+from billing.status import SHOWN, status
 
 EPILOG = """\
 examples:
@@ -27,9 +27,16 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         parser.formatter_class = argparse.RawDescriptionHelpFormatter
         parser.epilog = EPILOG
-        parser.add_argument("run", metavar="RUN", nargs="?", type=int, help="its number (default: the latest)")
+        parser.add_argument(
+            "run", metavar="RUN", nargs="?", type=arguments.positive, help="its number (default: the latest)"
+        )
         parser.add_argument("--json", action="store_true", help="print one JSON object")
-        parser.add_argument("--limit", type=int, default=20, help="show so many items that failed or are parked")
+        parser.add_argument(
+            "--limit",
+            type=arguments.whole(0),
+            default=SHOWN,
+            help="show so many items that failed or are parked, and so many skipped (default: %(default)s)",
+        )
 
     def handle(self, **options: Any) -> None:
         with outages.told("Nothing is known of the run for now; ask again.", returncode=NO_ANSWER):

@@ -8,6 +8,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
+from billing import arguments
 from billing.simulators.stopping import wait_for_stop_signal
 from billing.simulators.tax_service import Behaviour, TaxServer
 
@@ -16,7 +17,7 @@ example:
   manage.py taxservice --port 8899 --latency-per-line-ms 20 --fail-rate 0.05 --seed 7 --request-log taxes.jsonl
 
 Prints "listening on ADDRESS:PORT" when it is ready and runs until SIGTERM or Ctrl-C.
-exit codes: 0 stopped by a signal, 1 the address or the log file cannot be used
+exit codes: 0 stopped by a signal; 1 the address or the log file cannot be used; 2 wrong usage
 """
 
 
@@ -28,18 +29,27 @@ class Command(BaseCommand):
         parser.formatter_class = argparse.RawDescriptionHelpFormatter
         parser.epilog = EPILOG
         parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-        parser.add_argument("--port", type=int, default=8899, help="0 takes a free one (default: %(default)s)")
-        parser.add_argument("--latency-per-line-ms", type=float, default=0, metavar="MS", help="time per line")
-        parser.add_argument("--fail-rate", type=float, default=0, metavar="SHARE", help="0 to 1 of all requests fail")
-        parser.add_argument("--seed", type=int, default=0, help="decides which requests fail (default: %(default)s)")
-        parser.add_argument("--retry-after", type=int, default=1, metavar="S", help="sent with 429 (default: 1)")
+        parser.add_argument(
+            "--port", type=arguments.port, default=8899, help="0 takes a free one (default: %(default)s)"
+        )
+        parser.add_argument(
+            "--latency-per-line-ms", type=arguments.number(0, 60_000), default=0, metavar="MS", help="time per line"
+        )
+        parser.add_argument(
+            "--fail-rate", type=arguments.number(0, 1), default=0, metavar="SHARE", help="0 to 1 of all requests fail"
+        )
+        parser.add_argument(
+            "--seed",
+            type=arguments.whole(-arguments.MOST),
+            default=0,
+            help="decides which requests fail (default: %(default)s)",
+        )
+        parser.add_argument(
+            "--retry-after", type=arguments.whole(0, 86_400), default=1, metavar="S", help="sent with 429 (default: 1)"
+        )
         parser.add_argument("--request-log", type=Path, metavar="FILE", help="append one JSON line per request")
 
     def handle(self, **options: Any) -> None:
-        if not 0 <= options["fail_rate"] <= 1:
-            raise CommandError(f"--fail-rate is a share from 0 to 1, got {options['fail_rate']}.")
-        if options["latency_per_line_ms"] < 0:
-            raise CommandError("--latency-per-line-ms cannot be negative.")
         behaviour = Behaviour(
             latency_per_line=timedelta(milliseconds=options["latency_per_line_ms"]),
             fail_rate=options["fail_rate"],

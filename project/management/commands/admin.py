@@ -11,6 +11,7 @@ from django.conf import settings
 from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
+from billing import arguments
 from project.devservices.checkout import Checkout
 
 USER = "developer"
@@ -28,7 +29,9 @@ class Command(BaseCommand):
             "Starts the development servers and migrates first. Each start makes a new password.\n\n"
             "exit codes: 0 stopped with Ctrl-C; 1 it could not start"
         )
-        parser.add_argument("--port", type=int, default=8000, help="where it listens (default: %(default)s)")
+        parser.add_argument(
+            "--port", type=arguments.whole(1, 65535), default=8000, help="where it listens (default: %(default)s)"
+        )
 
     def handle(self, *args: Any, port: int, **options: Any) -> None:
         if not settings.DEBUG:

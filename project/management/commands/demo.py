@@ -16,6 +16,7 @@ from django.conf import settings
 from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
+from billing import arguments
 from billing.wording import counted
 from project.demo.cast import Cast, DidNotStart
 from project.devservices.checkout import Checkout
@@ -45,7 +46,7 @@ class Command(BaseCommand):
             "exit codes: 0 all as promised; 1 something could not be started; 4 an invoice or email is missing or\n"
             "            doubled; 130 interrupted"
         )
-        parser.add_argument("--customers", type=int, default=100, help="how many (default: %(default)s)")
+        parser.add_argument("--customers", type=arguments.positive, default=100, help="how many (default: %(default)s)")
 
     def handle(self, *args: Any, customers: int, **options: Any) -> None:
         if not settings.DEBUG:
@@ -132,7 +133,8 @@ class Command(BaseCommand):
         )
 
     def import_sample(self, customers: int, period: str, folder: Path) -> None:
-        call_command("sample_usage", customers=customers, period=period, out=folder, stdout=Quiet())
+        sample = ["--customers", str(customers), "--period", period, "--out", str(folder)]
+        call_command("sample_usage", *sample, stdout=Quiet())
         for command, name in (
             ("import_customers", "customers"),
             ("import_prices", "prices"),
@@ -176,7 +178,7 @@ class Command(BaseCommand):
             "  make admin   the admin, with a user whose password it prints"
         )
         self.stdout.write(
-            "\nnext: make replay   the incident with its naive lock, beside what happens here in its place"
+            "\nnext: make replay   two minutes: the incident with its naive lock, beside what happens here in its place"
         )
         self.say_how_to_stop()
         if faults:

@@ -17,6 +17,7 @@ from django.conf import settings
 from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
+from billing import arguments
 from billing.wording import counted
 from project.demo.cast import DidNotStart
 from project.devservices.checkout import Checkout
@@ -54,17 +55,22 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         parser.formatter_class = RawDescriptionHelpFormatter
         parser.epilog = EPILOG
-        parser.add_argument("--customers", type=int, default=220, help="how many (default: %(default)s)")
-        parser.add_argument("--workers", type=int, default=8, help="processes on each side (default: %(default)s)")
-        parser.add_argument("--seed", type=int, default=1, help="of usage, faults and order (default: %(default)s)")
+        parser.add_argument("--customers", type=arguments.positive, default=220, help="how many (default: %(default)s)")
+        parser.add_argument(
+            "--workers", type=arguments.whole(2), default=8, help="processes on each side (default: %(default)s)"
+        )
+        parser.add_argument(
+            "--seed",
+            type=arguments.whole(-arguments.MOST),
+            default=1,
+            help="of usage, faults and order (default: %(default)s)",
+        )
         parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
         parser.add_argument(
             "--out", type=Path, metavar="DIR", help="for the picture and the logs (default: .local/replay)"
         )
 
     def handle(self, *args: Any, customers: int, workers: int, seed: int, **options: Any) -> None:
-        if customers < 1 or workers < 2:
-            raise CommandError("A replay needs at least one customer and two workers.")
         self.as_json: bool = options["json"]
         logging.getLogger().setLevel(logging.WARNING)
         for number in (signal.SIGINT, signal.SIGTERM):

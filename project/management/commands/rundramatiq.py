@@ -2,18 +2,13 @@
 
 import os
 import sys
-from argparse import ArgumentTypeError, RawDescriptionHelpFormatter
+from argparse import RawDescriptionHelpFormatter
 from typing import Any
 
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandParser
 
-
-def positive(text: str) -> int:
-    """Return `text` as a number of at least one."""
-    if not text.isdecimal() or int(text) < 1:
-        raise ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
-    return int(text)
+from billing import arguments
 
 
 class Command(BaseCommand):
@@ -27,19 +22,23 @@ class Command(BaseCommand):
             "SIGTERM and Ctrl-C let jobs finish and take no new ones; a second one ends at once. One worker process\n"
             "that is killed ends them all: run under a supervisor that starts the command again."
         )
-        parser.add_argument("--processes", type=positive, default=2, help="worker processes (default: %(default)s)")
-        parser.add_argument("--threads", type=positive, default=4, help="threads in each (default: %(default)s)")
+        parser.add_argument(
+            "--processes", type=arguments.positive, default=2, help="worker processes (default: %(default)s)"
+        )
+        parser.add_argument(
+            "--threads", type=arguments.positive, default=4, help="threads in each (default: %(default)s)"
+        )
         parser.add_argument("--queues", nargs="+", metavar="QUEUE", help="only these queues (default: all)")
         parser.add_argument(
             "--prefetch",
-            type=positive,
+            type=arguments.positive,
             metavar="N",
             help="messages a process holds, begun or not (default: twice its threads). With jobs of minutes give the "
             "number of threads, so that no message waits in a busy or frozen process while another is idle",
         )
         parser.add_argument(
             "--shutdown-timeout",
-            type=positive,
+            type=arguments.positive,
             metavar="SECONDS",
             default=30,
             help="how long a stopping worker waits for its jobs; what is cut off then is delivered again and finds "
