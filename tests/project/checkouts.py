@@ -25,7 +25,7 @@ class CheckoutCopy:
         for name in CODE:
             source = BASE_DIR / name
             if source.is_dir():
-                shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+                shutil.copytree(source, folder / name)
             else:
                 shutil.copy(source, folder / name)
 
