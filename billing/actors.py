@@ -26,8 +26,8 @@ def invoice_customer(customer_id: int, period: str) -> None:
     The broker's own retries are only for when not even the failure could be written down.
     """
     slot = Slot(customer_id, Period.parse(period))
-    if (lease := current_lease(slot.resource)) and _came_too_late(slot, using=lease.using):
-        logger.info("%s is concluded; this message came too late.", slot)
+    lease, message = current_lease(slot.resource), CurrentMessage.get_current_message()
+    if lease and not _is_due(slot, message.options.get("attempt") if message else None, using=lease.using):
         return
     try:
         outcome = invoice(customer_id, slot.period)
@@ -37,20 +37,29 @@ def invoice_customer(customer_id: int, period: str) -> None:
         logger.exception("Invoicing %s failed.", slot)
         outcome = _unforeseen(slot, error)
     if outcome.retry_in is not None:
-        message = CurrentMessage.get_current_message()
         invoice_customer.send_with_options(
             args=(customer_id, period),
             delay=outcome.retry_in,
             run=message.options.get("run") if message else None,
+            attempt=runs.attempts(slot, using=lease.using) + 1 if lease else None,
         )
 
 
-def _came_too_late(slot: Slot, *, using: str) -> bool:
-    """Say whether a run concluded the slot without a live invoice: parked, skipped, or invoiced and void since.
+def _is_due(slot: Slot, attempt: int | None, *, using: str) -> bool:
+    """Say whether there is something to do for a message; the broker delivers twice, and the rescuer sends too many.
 
-    That stays so until another run or a person asks again; a message that comes twice does not ask.
+    Not where a run concluded the slot without a live invoice: parked, skipped, or invoiced and void since. That stays
+    so until another run or a person asks again. Nor where the slot failed and its next attempt has a message of its
+    own on the way: one more would be the first of a second chain of retries.
     """
-    return runs.is_concluded(slot, using=using) and slot.live_invoice(using=using) is None
+    match runs.due(slot, attempt=attempt, using=using):
+        case runs.Due.NEVER if slot.live_invoice(using=using) is None:
+            logger.info("%s is concluded; this message came too late.", slot)
+            return False
+        case runs.Due.LATER:
+            logger.info("%s is tried again later; this message came too early.", slot)
+            return False
+    return True
 
 
 def _unforeseen(slot: Slot, error: Exception) -> Outcome:

@@ -29,8 +29,10 @@ class Settings:
     MAX_UNEXPECTED_FAILURES: int = 5
     #: An item whose job began, but which has neither outcome nor live lease, is enqueued again after this.
     ABANDONED_AFTER: timedelta = timedelta(seconds=3)
-    #: When no job began for so long, items that still wait are enqueued again; doubled by each time it happens.
+    #: An item that waits for so long, while nothing begins that was enqueued before it, is enqueued again; doubled by
+    #: each time it happens, up to the maximum.
     STALLED_AFTER: timedelta = timedelta(seconds=30)
+    MAX_STALLED_AFTER: timedelta = timedelta(minutes=15)
     #: How long `bill --wait` waits for a database that does not answer before it gives up watching.
     DATABASE_PATIENCE: timedelta = timedelta(minutes=2)
 

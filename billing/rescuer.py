@@ -3,9 +3,10 @@
 Two kinds of open items need it:
 
 * abandoned: a job began, wrote no outcome, and its customer has no live lease: its worker was killed. Enqueued at once.
-* stalled: the broker was given a message, or is about to be, and no job began on it, while no job began on anything
-  else either: the queue was lost, or its workers are gone. As long as jobs begin, an item simply waits for its turn,
-  and a second message would only make the queue longer. Each time it happens the item waits twice as long.
+* stalled: the broker was given a message, or is about to be, and no job began on it, while no job began on what was
+  enqueued before it either: its message was lost, or the workers are gone. As long as jobs begin on what stood before
+  it, an item simply waits for its turn, and a second message would only make the queue longer. Each time it happens
+  the item waits twice as long, up to a maximum.
 
 A message too many is harmless: the second finds the invoice that the first made.
 """
@@ -37,11 +38,15 @@ SELECT id, customer_id FROM billing_item
  ORDER BY id LIMIT %(limit)s
 """  # noqa: S608 - constants only
 
+# A retry comes when it is due, not in its turn, so only first attempts say how far the queue is.
 _STALLED = f"""
-SELECT i.id FROM billing_item i JOIN billing_run r ON r.id = i.run_id
+WITH turn AS MATERIALIZED (
+  SELECT coalesce(min(enqueued_at), 'infinity') AS at FROM billing_item
+   WHERE started_at > clock_timestamp() - %(after)s AND attempts = 1)
+SELECT i.id FROM billing_item i JOIN billing_run r ON r.id = i.run_id, turn
  WHERE i.outcome IN ('', 'failed') AND ({_BEGAN}) IS NOT TRUE AND i.id > %(last)s
-   AND greatest(r.created_at, enqueued_at, retry_at) < clock_timestamp() - %(after)s * 2 ^ least(rescues, 20)
-   AND NOT EXISTS (SELECT FROM billing_item WHERE started_at > clock_timestamp() - %(after)s)
+   AND greatest(r.created_at, enqueued_at, retry_at)
+       < least(turn.at, clock_timestamp() - least(%(after)s * 2 ^ least(rescues, 20), greatest(%(after)s, %(most)s)))
  ORDER BY i.id LIMIT %(limit)s
 """  # noqa: S608 - constants only
 
@@ -101,7 +106,12 @@ def _stalled() -> int:
 
 
 def _rows(statement: str, after: timedelta, last: int) -> list[tuple[int, ...]]:
-    parameters: dict[str, Any] = {"after": after, "last": last, "limit": BATCH_ITEMS}
+    parameters: dict[str, Any] = {
+        "after": after,
+        "most": conf.MAX_STALLED_AFTER,
+        "last": last,
+        "limit": BATCH_ITEMS,
+    }
     with connections[router.db_for_write(Item)].cursor() as cursor:
         cursor.execute(statement, parameters)
         return list(cursor.fetchall())

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Collection
 from datetime import datetime, timedelta
+from enum import Enum
 from typing import Any
 
 from django.db import connections, router, transaction
@@ -44,6 +45,14 @@ WITH begun AS (
    WHERE r.id = i.run_id AND i.customer_id = %(customer_id)s AND r.period = %(period)s AND i.outcome IN ('', 'failed')
   RETURNING r.cutoff_at, i.attempts)
 SELECT coalesce(max(cutoff_at), clock_timestamp()), coalesce(max(attempts), 1) FROM begun
+"""
+
+_DUE = """
+SELECT bool_or(i.outcome IN ('', 'failed')),
+       bool_or(i.outcome = '' OR i.outcome = 'failed' AND (i.retry_at > clock_timestamp()) IS NOT TRUE),
+       max(i.attempts) FILTER (WHERE i.outcome IN ('', 'failed'))
+  FROM billing_item i JOIN billing_run r ON r.id = i.run_id
+ WHERE i.customer_id = %(customer_id)s AND r.period = %(period)s
 """
 
 
@@ -144,11 +153,26 @@ def attempts(slot: Slot, *, using: str) -> int:
     return int(open_items.aggregate(most=Max("attempts"))["most"] or 0)
 
 
-def is_concluded(slot: Slot, *, using: str) -> bool:
-    """Say whether runs asked for the slot and nothing is left to do: it has items, and none is open."""
-    items = Item.objects.using(using).filter(customer_id=slot.customer_id, run__period=slot.dates)
-    outcomes = set(items.values_list("outcome", flat=True))
-    return bool(outcomes) and outcomes.isdisjoint(Item.OPEN)
+class Due(Enum):
+    """What a broker message about a slot finds."""
+
+    NOW = "now"  # an open item, or no item at all: a single invoice
+    LATER = "later"  # open items, all of which failed and are tried again later
+    NEVER = "never"  # items, and none is open: runs asked for the slot, and nothing is left to do
+
+
+def due(slot: Slot, *, attempt: int | None = None, using: str) -> Due:
+    """Say when the slot is to be worked on, by the database's clock.
+
+    `attempt` is the number of the attempt that a message was sent for, if it was sent for one: the next attempt is due
+    when its own message comes, whatever the clocks of the broker and the workers.
+    """
+    with connections[using].cursor() as cursor:
+        cursor.execute(_DUE, {"customer_id": slot.customer_id, "period": slot.dates})
+        any_open, due_now, attempts = cursor.fetchone()
+    if any_open is False:
+        return Due.NEVER
+    return Due.NOW if due_now is not False or attempt == attempts + 1 else Due.LATER
 
 
 def retry_delay(attempt: int) -> timedelta:

@@ -59,10 +59,34 @@ def test_items_wait_for_their_turn_while_others_begin(sent: list[int]) -> None:
     begun = Item.objects.order_by("pk").first()
     assert begun
     Item.objects.exclude(pk=begun.pk).update(started_at=None, enqueued_at=ago(3600))
-    Item.objects.filter(pk=begun.pk).update(started_at=ago(10), outcome="issued")
+    Item.objects.filter(pk=begun.pk).update(started_at=ago(10), attempts=1, enqueued_at=ago(3601), outcome="issued")
     assert rescue() == NOTHING
     Item.objects.filter(pk=begun.pk).update(started_at=ago(31))
     assert rescue() == Rescued(abandoned=0, stalled=2)
+
+
+def test_item_that_the_queue_has_passed_by_does_not_wait_for_others_to_end(sent: list[int]) -> None:
+    # something always begins: the message of the first was lost, and what stood behind it runs
+    lost = Item.objects.earliest("pk")
+    Item.objects.update(started_at=ago(2), attempts=1, enqueued_at=ago(100))
+    Item.objects.filter(pk=lost.pk).update(started_at=None, attempts=0, enqueued_at=ago(120))
+    assert rescue() == Rescued(abandoned=0, stalled=1)
+    assert sent == [lost.customer_id]
+
+
+def test_retries_that_begin_all_the_time_starve_nobody(sent: list[int]) -> None:
+    waiting = Item.objects.earliest("pk")
+    Item.objects.update(started_at=ago(2), attempts=7, enqueued_at=ago(3600))
+    Item.objects.filter(pk=waiting.pk).update(started_at=None, attempts=0, enqueued_at=ago(120))
+    assert rescue() == Rescued(abandoned=0, stalled=1)
+    assert sent == [waiting.customer_id]
+
+
+def test_stalled_item_waits_a_quarter_of_an_hour_at_most(sent: list[int]) -> None:
+    Item.objects.update(started_at=None, rescues=15, enqueued_at=ago(899))
+    assert rescue() == NOTHING
+    Item.objects.update(enqueued_at=ago(901))
+    assert rescue() == Rescued(abandoned=0, stalled=3)
 
 
 def test_stalled_items_wait_twice_as_long_each_time(sent: list[int]) -> None:

@@ -14,8 +14,8 @@ from billing.errors import BrokerUnavailable
 
 EPILOG = """\
 Items whose job began and ended without an outcome (a killed worker) are enqueued as soon as their lease is gone; items
-that nobody began are when nothing else begins either (the queue was lost). Run one or more; a message too many is
-harmless.
+that nobody began are when nothing begins that was enqueued before them either (their message was lost). Run one or
+more; a message too many is harmless.
 
 examples:
   manage.py rescue --watch
