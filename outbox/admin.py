@@ -73,7 +73,7 @@ class MessageAdmin(Inspector):
         if not search_term:
             return queryset, False
         number = search_term.removeprefix("#")
-        by_number = search_term.startswith("#") and number.isdigit()
+        by_number = search_term.startswith("#") and number.isdecimal()
         return queryset.filter(id=int(number)) if by_number else queryset.filter(dedupe_key=search_term), False
 
     # Each decision is a transaction of its own: one that is refused must not undo the others.

@@ -2,12 +2,14 @@
 
 import io
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.db import connection
 
 from outbox.models import Message, State
 from tests.servers.processes import Processes
@@ -28,6 +30,16 @@ def run(*arguments: str) -> tuple[str, int]:
     return output.getvalue(), 0
 
 
+@pytest.fixture
+def away() -> Iterator[None]:
+    """A database that nobody can reach."""
+    port = connection.settings_dict["PORT"]
+    connection.close()
+    connection.settings_dict["PORT"] = "9"
+    yield
+    connection.settings_dict["PORT"] = port
+
+
 def test_dry_run_says_what_is_due_and_changes_nothing(mail_server: MailServer, publish: Publish) -> None:
     publish()
     assert run("--dry-run") == ("due now: 1 email\n", 0)
@@ -46,13 +58,79 @@ def test_nothing_left_is_zero_and_somebody_needed_is_three(mail_server: MailServ
     assert "waiting for a person: 1 dead" in output
 
 
+NUMBERS = ["0", "-1", "nan", "inf", "-inf", "1e400", "99999999999999999999999", "many", "", "²", "1_0x"]
+NUMERIC = [
+    ["drain_outbox", "--limit"],
+    ["drain_outbox", "--batch-size"],
+    ["drain_outbox", "--micro-batch"],
+    ["drain_outbox", "--concurrency"],
+    ["drain_outbox", "--rate"],
+    ["drain_outbox", "--claim-ttl"],
+    ["drain_outbox", "--poll-interval"],
+    ["drain_outbox", "--max-runtime"],
+    ["outbox", "prune", "--older-than", "1", "--batch-size"],
+    ["outbox", "prune", "--older-than"],
+]
+
+
+@pytest.mark.parametrize("option", NUMERIC, ids=" ".join)
+@pytest.mark.parametrize("number", NUMBERS)
+def test_number_that_cannot_be_meant_is_refused_with_a_sentence(option: list[str], number: str) -> None:
+    with pytest.raises(CommandError, match=f"argument {option[-1]}: {re.escape(repr(number))} is not a .* from .* to"):
+        call_command(*option[:-1], f"{option[-1]}={number}")
+
+
 @pytest.mark.parametrize(
-    "arguments",
-    [["--once", "--watch"], ["--limit", "0"], ["--claim-ttl", "7200"], ["--rate", "0"], ["--metrics", "here"]],
+    ("arguments", "sentence"),
+    [
+        (["drain_outbox", "--once", "--watch"], "not allowed with"),
+        (["drain_outbox", "--claim-ttl", "7200"], "longer than OUTBOX_MAX_CLAIM_TTL"),
+        (["drain_outbox", "--claim-ttl", "0.000001"], "from 1 to"),
+        (["drain_outbox", "--metrics", "here"], "is not HOST:PORT"),
+        (["drain_outbox", "--metrics", "127.0.0.1:99999"], "is not HOST:PORT"),
+        (["drain_outbox", "--metrics", "127.0.0.1:²"], "is not HOST:PORT"),
+        (["drain_outbox", "--database", "nowhere"], "there is no database 'nowhere'"),
+        (["outbox", "--database", "nowhere", "status"], "there is no database 'nowhere'"),
+        (["outbox", "show", "#²"], "there is no message"),
+        (["outbox", "show", "#99999999999999999999999"], "there is no message"),
+    ],
 )
-def test_bad_usage_is_refused(arguments: list[str]) -> None:
-    with pytest.raises(CommandError):
-        call_command("drain_outbox", *arguments)
+def test_bad_usage_is_refused_with_a_sentence(arguments: list[str], sentence: str) -> None:
+    with pytest.raises(CommandError, match=re.escape(sentence)):
+        call_command(*arguments)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["drain_outbox", "--dry-run"],
+        ["outbox", "status"],
+        ["outbox", "show", "k"],
+        ["outbox", "resolve", "--arrived", "--reason", "r", "k"],
+        ["outbox", "requeue", "--reason", "r", "--all-dead"],
+        ["outbox", "cancel", "--reason", "r", "#1"],
+        ["outbox", "prune", "--older-than", "1"],
+        ["outbox", "prune", "--older-than", "1", "--dry-run"],
+        ["outbox", "after_failover"],
+    ],
+    ids=" ".join,
+)
+def test_database_that_is_away_is_said_in_one_sentence(words: list[str], away: None) -> None:
+    with pytest.raises(CommandError, match="the database does not answer as it should") as caught:
+        call_command(*words)
+    assert caught.value.returncode == 75
+
+
+def test_database_that_was_never_migrated_is_said_in_one_sentence() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE outbox_message RENAME TO elsewhere")
+    try:
+        for words in (["outbox", "status"], ["drain_outbox", "--once"], ["drain_outbox", "--dry-run"]):
+            with pytest.raises(CommandError, match=r"run manage\.py migrate first"):
+                call_command(*words)
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("ALTER TABLE elsewhere RENAME TO outbox_message")
 
 
 def test_channel_that_does_not_exist_is_bad_usage() -> None:
@@ -66,6 +144,8 @@ def test_lost_database_ends_a_run_from_cron_with_its_own_code(
     env: dict[str, Any] = {**drainer_env, "DATABASE_URL": "postgresql://postgres@127.0.0.1:9/nowhere"}
     process = processes.start("drain_outbox", "--once", env=env)
     assert process.wait(60) == 75, process.output()
+    assert "Traceback" not in process.output()
+    assert "the database does not answer; what could not be marked" in process.output().splitlines()[-1]
     assert process.output().count("the database does not answer") < 12  # it backs off, and does not spin
 
 

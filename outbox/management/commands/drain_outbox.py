@@ -8,13 +8,13 @@ import signal
 import sys
 import time
 from collections import Counter
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
-from django.db import OperationalError, connections, router
+from django.db import connections, router
 from django.db.models import Count
 
 from outbox import channels, metrics
@@ -22,13 +22,13 @@ from outbox.conf import settings
 from outbox.drain import Drainer, Until
 from outbox.errors import OutboxError
 from outbox.lane import Pace
+from outbox.management import arguments, outage
 from outbox.models import Message, State
 
 logger = logging.getLogger("outbox.drain")
 
 EXIT_PARKED = 3
 EXIT_FORGOT = 4
-EXIT_DATABASE_LOST = 75  # EX_TEMPFAIL of sysexits.h
 
 EPILOG = """
 examples:
@@ -44,7 +44,7 @@ exit codes:
   2   bad usage
   3   done, and there are messages in doubt or dead (not with --watch)
   4   the database lost a part of its history; run 'manage.py outbox after_failover'
-  75  the database was lost, and messages could not be marked or given back; they will be swept
+  75  the database does not answer; what could not be marked or given back will be swept
   128+n  ended by a second signal n
 """
 
@@ -63,36 +63,51 @@ class Command(BaseCommand):
         mode.add_argument("--once", action="store_true", help="one batch of each channel")
         mode.add_argument("--until-empty", action="store_true", help="until nothing is due")
         parser.add_argument("--channel", action="append", choices=channels.names(), help="only this one; repeatable")
-        parser.add_argument("--limit", type=_positive, help="end after so many messages")
-        parser.add_argument("--batch-size", type=_positive, help="messages per claim")
+        parser.add_argument("--limit", type=arguments.whole(10**9), help="end after so many messages")
+        parser.add_argument("--batch-size", type=arguments.whole(10**5), help="messages per claim")
         parser.add_argument(
-            "--micro-batch", type=_positive, help="messages per intent; as many are in doubt after a crash"
+            "--micro-batch",
+            type=arguments.whole(10**5),
+            help="messages per intent; as many are in doubt after a crash",
         )
-        parser.add_argument("--concurrency", type=_positive, help="messages handed over at the same time, per channel")
-        parser.add_argument("--rate", type=_rate, metavar="PER_SECOND", help="no more of each channel, by this drainer")
-        parser.add_argument("--claim-ttl", type=_seconds, metavar="SECONDS", help="how long a claim lasts")
-        parser.add_argument("--poll-interval", type=_seconds, metavar="SECONDS", help="how often to look when idle")
+        parser.add_argument(
+            "--concurrency", type=arguments.whole(1000), help="messages handed over at the same time, per channel"
+        )
+        parser.add_argument(
+            "--rate",
+            type=arguments.per_second,
+            metavar="PER_SECOND",
+            help="no more of each channel, by this drainer",
+        )
+        parser.add_argument("--claim-ttl", type=arguments.seconds(1), metavar="SECONDS", help="how long a claim lasts")
+        parser.add_argument(
+            "--poll-interval", type=arguments.seconds(0.01), metavar="SECONDS", help="how often to look when idle"
+        )
         parser.add_argument("--no-notify", action="store_true", help="only poll: behind a pooler LISTEN hears nothing")
-        parser.add_argument("--max-runtime", type=_seconds, metavar="SECONDS", help="end by itself after so long")
+        parser.add_argument(
+            "--max-runtime", type=arguments.seconds(0.01), metavar="SECONDS", help="end by itself after so long"
+        )
         parser.add_argument("--dry-run", action="store_true", help="say what is due; change nothing")
         parser.add_argument("--json", action="store_true", help="one JSON object on stdout at the end")
         parser.add_argument("--health-file", type=Path, metavar="FILE", help="rewritten as long as it makes progress")
         parser.add_argument(
             "--metrics",
-            type=_address,
+            type=arguments.address,
             metavar="HOST:PORT",
             help="serve Prometheus metrics there; needs prometheus_client",
         )
         parser.add_argument("--database", help="the alias; default where the router writes messages")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        using = options["database"] or router.db_for_write(Message)
-        if using not in connections:
-            raise CommandError(f"there is no database {using!r} in DATABASES", returncode=2)
+        using = outage.known(options["database"] or router.db_for_write(Message))
         names = options["channel"] or channels.names()
-        if options["dry_run"]:
-            self._say_what_is_due(using, names, options["json"])
-            return
+        with outage.told():
+            if options["dry_run"]:
+                self._say_what_is_due(using, names, options["json"])
+            else:
+                self._drain(using, names, options)
+
+    def _drain(self, using: str, names: list[str], options: dict[str, Any]) -> None:
         watching = not (options["once"] or options["until_empty"])
         try:
             drainer = Drainer(
@@ -124,7 +139,10 @@ class Command(BaseCommand):
         if report.database_forgot:
             sys.exit(EXIT_FORGOT)
         if report.database_lost:
-            sys.exit(EXIT_DATABASE_LOST)
+            raise CommandError(
+                "the database does not answer; what could not be marked or given back will be swept",
+                returncode=outage.EXIT_DATABASE_LOST,
+            )
         if parked:
             sys.exit(EXIT_PARKED)
 
@@ -204,11 +222,8 @@ def _stop_on_signals(drainer: Drainer) -> None:
 
 
 def _parked(using: str, names: list[str]) -> Counter[str]:
-    try:
-        parked = Message.objects.using(using).filter(state__in=[State.IN_DOUBT, State.DEAD], channel__in=names)
-        return Counter(dict(parked.values_list("state").annotate(Count("id")).order_by("state")))
-    except OperationalError as error:
-        raise CommandError(f"the database was lost: {error}", returncode=EXIT_DATABASE_LOST) from error
+    parked = Message.objects.using(using).filter(state__in=[State.IN_DOUBT, State.DEAD], channel__in=names)
+    return Counter(dict(parked.values_list("state").annotate(Count("id")).order_by("state")))
 
 
 def _counts(counts: dict[str, int]) -> str:
@@ -217,31 +232,3 @@ def _counts(counts: dict[str, int]) -> str:
 
 def _sentence(tally: Counter[str]) -> str:
     return _counts({"claimed": 0, "sent": 0, **tally})
-
-
-def _positive(value: str) -> int:
-    number = int(value)
-    if number < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return number
-
-
-def _rate(value: str) -> float:
-    per_second = float(value)
-    if not 0 < per_second < 10**6:
-        raise argparse.ArgumentTypeError("must be a number above 0")
-    return per_second
-
-
-def _address(value: str) -> tuple[str, int]:
-    host, colon, port = value.rpartition(":")
-    if not colon or not host or not port.isdigit():
-        raise argparse.ArgumentTypeError("must be HOST:PORT, as in 127.0.0.1:9108")
-    return host, int(port)
-
-
-def _seconds(value: str) -> timedelta:
-    seconds = float(value)
-    if not 0 < seconds < 10**9:
-        raise argparse.ArgumentTypeError("must be a number of seconds above 0")
-    return timedelta(seconds=seconds)

@@ -6,7 +6,6 @@ import json
 import socket
 import sys
 from collections.abc import Iterable
-from datetime import timedelta
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
@@ -14,9 +13,10 @@ from django.db import router
 from django.db.models.functions import Coalesce, Now
 
 from outbox.decisions import Action, decide
-from outbox.errors import DecisionRefused
+from outbox.errors import DecisionRefused, OutboxError
 from outbox.forgetting import put_right
 from outbox.inspection import status
+from outbox.management import arguments, outage
 from outbox.models import Message, State
 from outbox.pruning import prune
 
@@ -41,6 +41,7 @@ exit codes:
   1  some messages were refused; the others are done
   2  bad usage
   3  status: there are messages in doubt or dead
+  75 the database does not answer
 """
 
 
@@ -83,14 +84,24 @@ class Command(BaseCommand):
         )
         parsers["after_failover"].add_argument("--dry-run", action="store_true", help="count them; change nothing")
         parsers["prune"].add_argument(
-            "--older-than", type=_days, metavar="DAYS", required=True, help="sent or cancelled longer ago"
+            "--older-than",
+            type=arguments.days,
+            metavar="DAYS",
+            required=True,
+            help="sent or cancelled longer ago",
         )
-        parsers["prune"].add_argument("--batch-size", type=int, default=1000)
+        parsers["prune"].add_argument(
+            "--batch-size", type=arguments.whole(10**5), default=1000, help="per transaction (default: 1000)"
+        )
         parsers["prune"].add_argument("--dry-run", action="store_true", help="count them; change nothing")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        self.using = options["database"] or router.db_for_write(Message)
-        getattr(self, f"_{options['verb']}")(options)
+        self.using = outage.known(options["database"] or router.db_for_write(Message))
+        try:
+            with outage.told():
+                getattr(self, f"_{options['verb']}")(options)
+        except OutboxError as error:
+            raise CommandError(str(error)) from error
 
     def _status(self, options: dict[str, Any]) -> None:
         channels = status(self.using)
@@ -178,7 +189,7 @@ class Command(BaseCommand):
         return [self._find(name) for name in options["messages"]]
 
     def _find(self, name: str) -> Message:
-        by = {"id": int(name[1:])} if name.startswith("#") and name[1:].isdigit() else {"dedupe_key": name}
+        by = {"id": int(name[1:])} if name.startswith("#") and name[1:].isdecimal() else {"dedupe_key": name}
         message = Message.objects.using(self.using).filter(**by).first()
         if message is None:
             raise CommandError(f"there is no message {name!r}")
@@ -193,10 +204,3 @@ def _shown(value: Any) -> str:
     if isinstance(value, list):
         return "".join(f"\n    {'  '.join(f'{k}={v}' for k, v in entry.items())}" for entry in value) or "none"
     return json.dumps(value, ensure_ascii=False, indent=2) if isinstance(value, dict) else str(value)
-
-
-def _days(value: str) -> timedelta:
-    days = float(value)
-    if days <= 0:
-        raise argparse.ArgumentTypeError("must be a number of days above 0")
-    return timedelta(days=days)
