@@ -8,15 +8,16 @@ from django.db import connections
 
 from leases import fence
 
-# The quick look before a run: most keys are new, and then this is all that running once adds to reading.
+# What a finished or parked run left, without counting: for a caller that would hold the counted row until it commits.
 _LOOK = "SELECT state, outcome FROM leases_receipt WHERE key = %s AND actor = %s AND state <> 'started'"
 
-# Somebody asked for a key that is done or parked. No fsync: a count that a power cut loses hurts nobody.
-_COUNT = """
+# The same, and counts that it was asked for. No fsync: a count that a power cut loses hurts nobody.
+_ASK = """
 WITH quick AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true))
 UPDATE leases_receipt r SET asked_again = r.asked_again + 1, last_asked_at = clock_timestamp()
   FROM quick
  WHERE r.key = %s AND r.actor = %s AND r.state <> 'started'
+RETURNING r.state, r.outcome
 """
 
 # ON CONFLICT waits for a transaction that has inserted the same key: until it commits (no row comes back), rolls back
@@ -78,15 +79,12 @@ _FORGET = "DELETE FROM leases_receipt WHERE key = %(key)s AND token = %(token)s 
 
 def look(key: str, actor: str, *, using: str) -> tuple[str, Any] | None:
     """Return the state and outcome of a finished or parked key, None if there is none."""
-    row = _one(_LOOK, (key, actor), using)
-    # Django leaves jsonb as text, for its fields to decode.
-    return (row[0], None if row[1] is None else json.loads(row[1])) if row else None
+    return _left(_one(_LOOK, (key, actor), using))
 
 
-def count(key: str, actor: str, *, using: str) -> None:
-    """Count that a finished or parked key was asked for again."""
-    with connections[using].cursor() as cursor:
-        cursor.execute(_COUNT, (key, actor))
+def ask(key: str, actor: str, *, using: str) -> tuple[str, Any] | None:
+    """Do as `look()`, and count that the key was asked for again."""
+    return _left(_one(_ASK, (key, actor), using))
 
 
 def insert(
@@ -157,6 +155,11 @@ def forget(key: str, *, token: int, using: str) -> None:
     """Remove the declaration of a run that took no effect."""
     with connections[using].cursor() as cursor:
         cursor.execute(_FORGET, {"key": key, "token": token})
+
+
+def _left(row: tuple[Any, ...] | None) -> tuple[str, Any] | None:
+    # Django leaves jsonb as text, for its fields to decode.
+    return (row[0], None if row[1] is None else json.loads(row[1])) if row else None
 
 
 def _one(statement: str, values: dict[str, Any] | tuple[Any, ...], using: str) -> tuple[Any, ...] | None:

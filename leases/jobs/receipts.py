@@ -48,7 +48,7 @@ _AGAIN = frozenset({"40001", "40P01"})  # serialization failure, deadlock: Postg
 _ATTEMPTS = 5
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Once:
     """What `once()` was told about a function; found as its attribute `once`."""
 
@@ -56,6 +56,8 @@ class Once:
     name: str
     retention: timedelta | None
     using: str
+    #: Whether the last job of this process had run before. Repeats come in bursts, so the next one is taken for alike.
+    repeats: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +128,18 @@ def once(
 
 
 def run_inside(spec: Once, key: str, work: Callable[[], Any]) -> Any:
-    """Run `work` and commit its receipt with it, or return the outcome of the run that did."""
+    """Run `work` and commit its receipt with it, or return the outcome of the run that did.
+
+    A first run that looked for a receipt before it inserts its own would pay for one statement more, and a repeat that
+    inserts in vain for three. So this does first what the last job needed.
+    """
     nested = connections[spec.using].in_atomic_block
-    for _ in range(_ATTEMPTS):
-        earlier = find_earlier(spec, key)
-        if earlier is not None:
-            return earlier.outcome
+    for attempt in range(_ATTEMPTS):
+        if attempt or nested or spec.repeats:
+            earlier = find_earlier(spec, key)
+            spec.repeats = earlier is not None
+            if earlier is not None:
+                return earlier.outcome
         try:
             with transaction.atomic(using=spec.using):
                 receipt = _insert(spec, key)
@@ -148,15 +156,14 @@ def run_inside(spec: Once, key: str, work: Callable[[], Any]) -> Any:
 
 def find_earlier(spec: Once, key: str) -> Earlier | None:
     """Return what an earlier run of the same function left, and count that it was asked for again."""
-    row = receipt_sql.look(key, spec.name, using=spec.using)
+    nested = connections[spec.using].in_atomic_block
+    row = (receipt_sql.look if nested else receipt_sql.ask)(key, spec.name, using=spec.using)
     if row is None:
         return None
-    count = functools.partial(receipt_sql.count, key, spec.name, using=spec.using)
-    if connections[spec.using].in_atomic_block:
+    if nested:
         # The count would lock the row until the caller's transaction ends, and with it everybody who asks.
+        count = functools.partial(receipt_sql.ask, key, spec.name, using=spec.using)
         transaction.on_commit(count, using=spec.using, robust=True)
-    else:
-        count()
     state, outcome = row
     log(
         "receipt.again",

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from django.db import IntegrityError, connection, connections, transaction
 from django.test import override_settings
+from django.test.utils import CaptureQueriesContext
 
 from leases import once, reopen
 from leases.errors import LeaseError
@@ -100,6 +101,22 @@ def test_second_call_returns_the_first_outcome_and_is_counted() -> None:
     assert effects() == 1
     bonus(2)
     assert effects() == 2
+
+
+def test_first_run_sends_one_statement_more_than_its_body_and_a_repeat_among_repeats_sends_one() -> None:
+    def verbs(user_id: int) -> list[str]:
+        with CaptureQueriesContext(connection) as sent:
+            bonus(user_id)
+        return [query["sql"].split()[0] for query in sent]
+
+    bonus(1)
+    assert verbs(2) == ["BEGIN", "WITH", "INSERT", "COMMIT"]
+    bonus(1)
+    assert verbs(1) == ["WITH"]
+    bonus(3)  # a first run among repeats asks in vain, once
+    assert verbs(4) == ["BEGIN", "WITH", "INSERT", "COMMIT"]
+    assert effects() == 4
+    assert Receipt.objects.get(key="bonus:1").asked_again == 2
 
 
 def test_nothing_returned_is_an_outcome_too() -> None:
