@@ -9,7 +9,7 @@ from django.db import connections
 
 from billing import money
 from billing.errors import InvalidCustomer, NegativeTotal, OtherCurrency, UnpricedUsage
-from billing.models import Customer
+from billing.models import Customer, Invoice
 from billing.periods import Period
 
 #: What may be claimed, for rating and for claiming alike; parameters as `Rating.bounds`.
@@ -97,12 +97,18 @@ class Rating:
 def rate(customer: Customer, period: Period, cutoff_at: datetime, *, using: str = "default") -> Rating:
     """Rate the customer's unclaimed usage of `period` that was received up to `cutoff_at`.
 
+    Where the customer's zone has moved west since the invoice of the period before, that one ended earlier than this
+    period starts: what lies between belongs to this one, so that no hour is on no invoice.
+
     One line per metric, subject and price, each event priced by the version valid when it occurred; usage that
     arrived with an amount keeps it. Each line is added up exactly and rounded once, half up.
 
     Raises UnpricedUsage, OtherCurrency, NegativeTotal, or InvalidCustomer.
     """
     starts_at, ends_at = _bounds(customer, period)
+    before = Invoice.objects.using(using).filter(customer=customer, period__endswith=period.first)
+    if ended := before.exclude(status=Invoice.Status.VOID).values_list("ends_at", flat=True).first():
+        starts_at = min(starts_at, ended)
     bounds: dict[str, int | datetime] = {
         "customer_id": customer.pk,
         "starts_at": starts_at,

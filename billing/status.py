@@ -1,7 +1,8 @@
 """How far a run is: counts per outcome, what needs a person, and what was invoiced."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC
 from typing import Any
 
 from django.db.models import Count, Q, QuerySet, Sum
@@ -9,6 +10,7 @@ from django.db.models import Count, Q, QuerySet, Sum
 from billing import money
 from billing.models import Item, Run
 from billing.slots import as_period
+from billing.unclaimed import Unclaimed, left_by
 from billing.wording import counted
 
 SHOWN = 20
@@ -44,6 +46,8 @@ class Status:
     counts: dict[str, int]
     attention: list[Attention]
     skipped: list[Attention]
+    unclaimed: list[Unclaimed]
+    shown: int
     totals: list[CurrencyTotal]
 
     @property
@@ -79,6 +83,12 @@ class Status:
             yield f"  {item.customer} skipped: {item.reason}"
         if (hidden := self.counts[Item.Outcome.SKIPPED] - len(self.skipped)) > 0:
             yield f"  and {hidden} more skipped"
+        if self.unclaimed:
+            yield (
+                f"  {counted(len(self.unclaimed), 'customer')} with usage up to the end of {self.period} that is on no "
+                "invoice:"
+            )
+            yield from unclaimed_lines(self.unclaimed, self.shown)
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -90,15 +100,46 @@ class Status:
             "totals": [{name: getattr(total, name) for name in CurrencyTotal.__slots__} for total in self.totals],
             "attention": [{name: getattr(item, name) for name in Attention.__slots__} for item in self.attention],
             "skipped": [{"customer": item.customer, "reason": item.reason} for item in self.skipped],
+            "unclaimed": [
+                {**asdict(left), "first": left.first.isoformat(), "last": left.last.isoformat()}
+                for left in self.unclaimed[: self.shown]
+            ],
+            "unclaimed_customers": len(self.unclaimed),
         }
 
 
+def unclaimed_lines(found: Sequence[Unclaimed], shown: int) -> Iterator[str]:
+    """Yield one line for people per customer, up to `shown`."""
+    for left in found[:shown]:
+        first, last = (f"{at.astimezone(UTC):%Y-%m-%d %H:%M}" for at in (left.first, left.last))
+        yield f"    {left.customer}: {counted(left.usage, 'usage event')} from {first} to {last} UTC"
+    if len(found) > shown:
+        yield f"    and {counted(len(found) - shown, 'more customer')}"
+
+
 def status(run: Run, *, shown: int = SHOWN) -> Status:
-    """Return where the run stands, with up to `shown` of the items that failed or are parked, and of the skipped."""
+    """Return where the run stands, with up to `shown` of the items that failed or are parked, and of the skipped.
+
+    `unclaimed` are all customers that the run is done with and that have usage left; `shown` of them are written out.
+    """
     items = Item.objects.filter(run=run)
     troubled = items.filter(outcome__in=[Item.Outcome.PARKED, Item.Outcome.FAILED]).order_by("-outcome", "pk")
-    totals = (
-        items.filter(outcome=Item.Outcome.ISSUED)
+    return Status(
+        run=run.pk,
+        period=str(as_period(run.period)),
+        counts=counts(run),
+        attention=_attention(troubled, shown),
+        skipped=_attention(items.filter(outcome=Item.Outcome.SKIPPED).order_by("pk"), shown),
+        unclaimed=left_by(run),
+        shown=shown,
+        totals=totals(run),
+    )
+
+
+def totals(run: Run) -> list[CurrencyTotal]:
+    """Return what the run issued, per currency."""
+    rows = (
+        Item.objects.filter(run=run, outcome=Item.Outcome.ISSUED)
         .values_list("invoice__currency")
         .annotate(
             count=Count("pk"),
@@ -108,14 +149,7 @@ def status(run: Run, *, shown: int = SHOWN) -> Status:
         )
         .order_by("invoice__currency")
     )
-    return Status(
-        run=run.pk,
-        period=str(as_period(run.period)),
-        counts=counts(run),
-        attention=_attention(troubled, shown),
-        skipped=_attention(items.filter(outcome=Item.Outcome.SKIPPED).order_by("pk"), shown),
-        totals=[CurrencyTotal(str(row[0]), row[1], *map(int, row[2:])) for row in totals],
-    )
+    return [CurrencyTotal(str(row[0]), row[1], *map(int, row[2:])) for row in rows]
 
 
 def _attention(items: QuerySet[Item], shown: int) -> list[Attention]:

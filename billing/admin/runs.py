@@ -10,7 +10,7 @@ from billing import money
 from billing.admin.inspecting import Inspector, link, list_link
 from billing.models import Item, Run
 from billing.slots import as_period
-from billing.status import status
+from billing.status import totals
 from billing.wording import counted
 
 OPEN = "open"
@@ -60,7 +60,7 @@ class RunAdmin(Inspector):
                 *(money.format_minor(amount, total.currency) for amount in (total.net_minor, total.tax_minor)),
                 money.format_minor(total.gross_minor, total.currency),
             )
-            for total in status(run, shown=0).totals
+            for total in totals(run)
         ]
         return format_html_join("", "<div>{}: net {}, tax {}, gross {}</div>", rows) or SafeString("nothing")
 

@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
 
 from billing import queueing, runs
+from billing.invoicing import invoice
 from billing.models import Customer, Invoice, Item, Run, UsageEvent
 from billing.periods import Period
 from outbox.models import Message
@@ -227,7 +229,7 @@ def test_status_of_the_latest_run_is_shown(tax: TaxService, capsys: pytest.Captu
 def test_status_lists_who_was_skipped_and_why_up_to_the_limit(
     tax: TaxService, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    customers(3)
+    customers(3, lines=0)
     run = runs.plan(MAY)
     run.items.update(outcome="skipped", reason="no usage")
     call_command("run_status", "--limit", "2")
@@ -237,6 +239,50 @@ def test_status_lists_who_was_skipped_and_why_up_to_the_limit(
     call_command("run_status", "--limit", "1", "--json")
     shown = json.loads(capsys.readouterr().out)
     assert (shown["skipped"], shown["attention"]) == ([{"customer": "C000", "reason": "no usage"}], [])
+
+
+def test_usage_that_no_run_takes_is_told_by_bill_and_by_the_status(
+    tax: TaxService, capsys: pytest.CaptureFixture[str]
+) -> None:
+    late, other = make_customer("late", timezone="Europe/Berlin"), make_customer("other")
+    make_price("hours", "0.10")
+    for key in ("1", "2"):
+        make_usage(late, key, at=datetime(2026, 4, 30, 20, tzinfo=UTC))
+    make_usage(late, "3")
+    invoice(late.pk, MAY)
+    make_usage(late, "4")  # came after its invoice
+    make_usage(other, "5", at=datetime(2026, 6, 1, tzinfo=UTC))
+    run = runs.plan(MAY)
+    run.items.update(outcome="already_invoiced")
+    call_command("run_status")
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "  1 customer with usage up to the end of 2026-05 that is on no invoice:",
+        "    late: 3 usage events from 2026-04-30 20:00 to 2026-05-15 12:00 UTC",
+    ]
+    call_command("run_status", "--json")
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["unclaimed_customers"], shown["unclaimed"][0]["usage"]) == (1, 3)
+    run.items.update(outcome="parked")  # it says for itself that it is not billed
+    call_command("run_status")
+    assert "no invoice" not in capsys.readouterr().out
+    call_command("bill", "2026-05")
+    assert capsys.readouterr().err.splitlines()[:2] == [
+        "1 customer with usage from before 2026-05 that is on no invoice and that this run does not bill:",
+        "    late: 2 usage events from 2026-04-30 20:00 to 2026-04-30 20:00 UTC",
+    ]
+    call_command("bill", "2026-05", "--customer", "other")
+    assert "no invoice" not in capsys.readouterr().err
+
+
+def test_hours_that_the_next_invoice_takes_are_not_told(tax: TaxService, capsys: pytest.CaptureFixture[str]) -> None:
+    moved = make_customer("moved", timezone="Europe/Berlin")
+    make_price("hours", "0.10")
+    make_usage(moved, "1")
+    invoice(moved.pk, MAY)
+    make_usage(moved, "2", at=datetime(2026, 6, 1, 1, tzinfo=UTC))
+    Customer.objects.update(timezone="America/New_York")
+    call_command("bill", "2026-06", "--dry-run")
+    assert "no invoice" not in capsys.readouterr().err
 
 
 def test_item_that_is_done_is_not_enqueued_again(tax: TaxService) -> None:

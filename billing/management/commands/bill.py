@@ -9,13 +9,13 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser, OutputWrapper
 from django.db import close_old_connections
 
-from billing import money, outages, queueing, rescuer, runs
+from billing import money, outages, queueing, rescuer, runs, unclaimed
 from billing.conf import conf
 from billing.errors import BrokerUnavailable
 from billing.models import Run
 from billing.periods import InvalidPeriod, Period
 from billing.preview import preview
-from billing.status import counts, status
+from billing.status import SHOWN, counts, status, unclaimed_lines
 from billing.wording import counted
 
 POLL_SECONDS = 0.5
@@ -66,6 +66,7 @@ class Command(BaseCommand):
         try:
             period = Period.parse(options["period"])
             with outages.told(NOT_PLANNED):
+                self._warn_of_unclaimed(period, options["customer"])
                 if options["dry_run"]:
                     self._preview(period, options["customer"], as_json=options["json"])
                     return
@@ -83,6 +84,17 @@ class Command(BaseCommand):
             self.stdout.write("\n".join(result.lines()))
         if options["wait"] and result.parked:
             sys.exit(PARKED)
+
+    def _warn_of_unclaimed(self, period: Period, codes: list[str]) -> None:
+        found = unclaimed.before(period, codes=codes)
+        if found:
+            self.stderr.write(
+                f"{counted(len(found), 'customer')} with usage from before {period} that is on no invoice and that "
+                "this run does not bill:",
+                self.style.WARNING,
+            )
+            for line in unclaimed_lines(found, SHOWN):
+                self.stderr.write(line, self.style.WARNING)
 
     def _enqueue(self, run: Run, period: Period, *, quiet: bool) -> None:
         try:
