@@ -7,6 +7,7 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Error, register
 
 from billing.conf import conf
+from billing.errors import WrongSender
 
 
 @register()
@@ -35,3 +36,14 @@ def tax_request_has_lines(**_: Any) -> list[CheckMessage]:
             id="billing.E002",
         )
     ]
+
+
+@register()
+def invoices_have_a_sender(**_: Any) -> list[CheckMessage]:
+    from billing.documents.email import check_sender
+
+    try:
+        check_sender()
+    except WrongSender as error:
+        return [Error(f"{error}.", hint=f"Set {error.setting} to one address: billing@example.org.", id="billing.E003")]
+    return []

@@ -13,6 +13,7 @@ from billing.models import CreditNote, Invoice, UsageEvent
 from billing.slots import slot_of
 from billing.transactions import under
 from leases import Lease, hold
+from outbox.errors import InvalidContent
 
 logger = logging.getLogger("billing.crediting")
 
@@ -23,7 +24,7 @@ def void(invoice_id: int, reason: str, *, wait: timedelta = timedelta(seconds=10
     In one transaction under the customer's lease: the unsent email is cancelled, or one about the credit note is
     published; the usage is released, so that the slot can be billed again, as the next version.
 
-    Raises Invoice.DoesNotExist, and the errors of `leases.hold()`.
+    Raises Invoice.DoesNotExist, Unmailable, WrongSender, and the errors of `leases.hold()`.
     """
     customer_id = Invoice.objects.values_list("customer_id", flat=True).get(pk=invoice_id)
     with hold(f"customer:{customer_id}", ttl=conf.LEASE_TTL, wait=wait) as lease:
@@ -62,5 +63,9 @@ def _void(lease: Lease, invoice_id: int, reason: str) -> tuple[CreditNote, bool]
     note.refresh_from_db(using=using, fields=["issued_at"])
     if not unsent:
         key = f"credit:{slot}:v{invoice.version}"
-        outbox.publish("email", email.credit_email(note, invoice), dedupe_key=key, using=using)
+        content = email.credit_email(note, invoice)
+        try:
+            outbox.publish("email", content, dedupe_key=key, using=using)
+        except InvalidContent as error:
+            raise email.unmailable(content["to"], error) from error
     return note, True

@@ -87,6 +87,14 @@ class Unmailable(NeedsPerson):
         super().__init__(f"no email can be sent to {address!r} ({cause}); correct the customer, then bill again")
 
 
+class WrongSender(TryAgain):
+    """The configured sender of invoices is no address: nobody's mail can be made, and that is no customer's fault."""
+
+    def __init__(self, setting: str, cause: str) -> None:
+        self.setting = setting
+        super().__init__(f"{setting} cannot be the sender of invoices ({cause}); correct it and restart the workers")
+
+
 class TaxRejected(NeedsPerson):
     """The tax service will not answer this question however often it is asked."""
 

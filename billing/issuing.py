@@ -12,7 +12,7 @@ import outbox
 from billing import numbering, runs
 from billing.conf import conf
 from billing.documents import email
-from billing.errors import BillingError, Unmailable
+from billing.errors import BillingError
 from billing.models import Customer, Invoice, InvoiceLine
 from billing.money import exponent
 from billing.outcomes import Outcome
@@ -59,8 +59,8 @@ def issue(
     """Issue the rated and taxed invoice, and return the outcome `issued`.
 
     In one transaction under the lease: the invoice, its lines, the claim of the usage it was rated from, the outcome of
-    the item, and then, at the very end, the number and the email. Raises UsageChanged, and django.db.IntegrityError
-    with the name of the constraint if the slot is taken.
+    the item, and then, at the very end, the number and the email. Raises UsageChanged, Unmailable, WrongSender, and
+    django.db.IntegrityError with the name of the constraint if the slot is taken.
     """
     invoice = under(lease, lambda: _issue(lease, slot, version, customer, rating, rates, total))
     outcome = Outcome.issued(invoice.pk)
@@ -98,7 +98,7 @@ def _issue(
     try:
         outbox.publish("email", email.invoice_email(invoice, metrics), dedupe_key=slot.document(version), using=using)
     except InvalidContent as error:
-        raise Unmailable(customer.email, str(error)) from error
+        raise email.unmailable(customer.email, error) from error
     logger.info(
         "Committing %s for %s.",
         invoice.reference,

@@ -11,8 +11,8 @@ from django.db import router, transaction
 from django.dispatch import receiver
 
 import outbox
-from billing.documents.email import invoice_email, summary
-from billing.errors import CopyExists, InvoiceIsVoid, MailOnItsWay, TooManyCopies, Unmailable
+from billing.documents.email import invoice_email, summary, unmailable
+from billing.errors import CopyExists, InvoiceIsVoid, MailOnItsWay, TooManyCopies
 from billing.models import Invoice
 from billing.periods import InvalidPeriod, Period
 from billing.slots import as_dates, slot_of
@@ -66,7 +66,7 @@ def send_again(invoice_id: int, *, to: str, copy: int) -> Message:
     `copy` is what `next_copy()` said when a person decided: however often it is asked for, one mail goes out under
     that number. The earlier mails must have ended: sent, in doubt, dead or cancelled.
 
-    Raises Invoice.DoesNotExist, InvoiceIsVoid, MailOnItsWay, CopyExists, TooManyCopies, and Unmailable.
+    Raises Invoice.DoesNotExist, InvoiceIsVoid, MailOnItsWay, CopyExists, TooManyCopies, Unmailable and WrongSender.
     """
     using = router.db_for_write(Message)
     with transaction.atomic(using):
@@ -83,7 +83,7 @@ def send_again(invoice_id: int, *, to: str, copy: int) -> Message:
         try:
             message = outbox.publish("email", content, dedupe_key=keys(invoice)[copy - 1], using=using)
         except InvalidContent as error:
-            raise Unmailable(to, str(error)) from error
+            raise unmailable(to, error) from error
         except DedupeConflict as error:
             raise CopyExists(copy) from error
     logger.warning(

@@ -5,14 +5,18 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
+from django.conf import settings
 from django.db.models import Count, Sum
 from django.utils.timezone import localdate
 
 from billing import money
 from billing.conf import conf
+from billing.errors import Unmailable, WrongSender
 from billing.models import CreditNote, Invoice, InvoiceLine
 from billing.slots import slot_of
 from billing.wording import counted
+from outbox.channels.email_rendering import one_address
+from outbox.errors import InvalidContent
 
 WIDTH = 60
 
@@ -81,6 +85,21 @@ def credit_email(note: CreditNote, invoice: Invoice) -> dict[str, Any]:
         ]
     )
     return _addressed(customer, f"Credit note {note.reference}: {total}", text)
+
+
+def check_sender() -> None:
+    """Return if invoices can be sent from the configured address; raise WrongSender if nobody's can."""
+    setting = "BILLING_EMAIL_FROM" if conf.EMAIL_FROM else "DEFAULT_FROM_EMAIL"
+    try:
+        one_address("it", conf.EMAIL_FROM or settings.DEFAULT_FROM_EMAIL)
+    except ValueError as error:
+        raise WrongSender(setting, str(error)) from error
+
+
+def unmailable(address: str, error: InvalidContent) -> Unmailable:
+    """Return why no mail can be made to `address`; raise WrongSender if that is because of who sends."""
+    check_sender()
+    return Unmailable(address, str(error))
 
 
 def _addressed(customer: dict[str, Any], subject: str, text: str) -> dict[str, Any]:

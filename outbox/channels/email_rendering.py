@@ -37,7 +37,7 @@ def render(content: Mapping[str, Any], *, default_from: str) -> Mail:
     unknown = set(content) - FIELDS
     if unknown:
         raise ValueError(f"unknown fields {', '.join(sorted(unknown))}")
-    sender = _one_address("from", content.get("from", default_from))
+    sender = one_address("from", content.get("from", default_from))
     addressed = {name: _addresses(name, content.get(name, [])) for name in ("to", "cc", "bcc", "reply_to")}
     recipients = addressed["to"] + addressed["cc"] + addressed["bcc"]
     if not recipients:
@@ -108,10 +108,11 @@ def _mapping(name: str, value: Any) -> Mapping[str, Any]:
 
 def _addresses(name: str, value: Any) -> list[Address]:
     values = value if isinstance(value, list) else [value]
-    return [_one_address(name, one) for one in values]
+    return [one_address(name, one) for one in values]
 
 
-def _one_address(name: str, value: Any) -> Address:
+def one_address(name: str, value: Any) -> Address:
+    """Return the one address that `value` is, with its domain in ASCII; ValueError says what is wrong with it."""
     header = POLICY.header_factory("To", _text(name, value))
     address = header.addresses[0] if len(header.addresses) == 1 else None
     if address and not address.username.isascii():

@@ -1,10 +1,11 @@
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
 import pytest
 from django.db import DatabaseError, IntegrityError, connection, transaction
 from django.utils import timezone
+from pytest_django import Settings
 
 import outbox
 from billing import runs
@@ -19,7 +20,7 @@ from outbox.models import Message
 from tests.billing.conftest import TaxService
 from tests.billing.making import make_customer, make_price, make_usage
 
-MAY = Period.parse("2026-05")
+MAY, JUNE = Period.parse("2026-05"), Period.parse("2026-06")
 
 pytestmark = pytest.mark.usefixtures("tax")
 
@@ -211,6 +212,41 @@ def test_address_that_cannot_be_mailed_parks_the_customer(customer: Customer) ->
     assert outcome.kind == Item.Outcome.PARKED
     assert "correct the customer, then bill again" in outcome.reason
     assert not Invoice.objects.exists()
+
+
+def test_sender_that_is_no_address_parks_nobody_and_says_which_setting_is_wrong(
+    customer: Customer, settings: Settings
+) -> None:
+    runs.plan(MAY)
+    settings.DEFAULT_FROM_EMAIL = "nobody"
+    outcome = invoice(customer.pk, MAY)
+    assert (outcome.kind, outcome.retry_in) == (Item.Outcome.FAILED, timedelta(seconds=5))
+    assert outcome.reason.startswith("DEFAULT_FROM_EMAIL cannot be the sender of invoices")
+    assert not Invoice.objects.exists()
+    settings.DEFAULT_FROM_EMAIL = "billing@example.org"
+    assert invoice(customer.pk, MAY).kind == Item.Outcome.ISSUED
+
+
+def test_hours_that_a_move_of_the_zone_to_the_west_left_are_on_the_next_invoice(customer: Customer) -> None:
+    gap = make_usage(customer, "gap", "7", subject="vm-1", at=datetime(2026, 6, 1, 1, tzinfo=UTC))
+    make_usage(customer, "june", "5", subject="vm-1", at=datetime(2026, 6, 10, tzinfo=UTC))
+    invoice(customer.pk, MAY)
+    Customer.objects.update(timezone="America/New_York")
+    may = Invoice.objects.get()
+    assert invoice(customer.pk, JUNE).kind == Item.Outcome.ISSUED
+    june = Invoice.objects.exclude(pk=may.pk).get()
+    assert (june.starts_at, june.usage_count) == (may.ends_at, 2)
+    gap.refresh_from_db()
+    assert gap.invoice == june
+
+
+def test_hours_that_a_move_to_the_east_gave_twice_are_on_the_first_invoice(customer: Customer) -> None:
+    Customer.objects.update(timezone="America/New_York")
+    make_usage(customer, "both", "7", subject="vm-1", at=datetime(2026, 6, 1, 1, tzinfo=UTC))
+    invoice(customer.pk, MAY)
+    Customer.objects.update(timezone="Europe/Berlin")
+    assert Invoice.objects.get().usage_count == 3
+    assert invoice(customer.pk, JUNE).reason == "no usage"
 
 
 def test_issuing_makes_no_network_call_inside_its_transaction(

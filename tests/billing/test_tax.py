@@ -255,6 +255,14 @@ def test_request_must_have_lines(settings: Settings) -> None:
     assert found_by_checks() == ["billing.E002"]
 
 
+@pytest.mark.parametrize("sender", ["nobody", "", "a@example.org, b@example.org", "a@example.org\nBcc: b@example.org"])
+def test_sender_must_be_one_address(settings: Settings, sender: str) -> None:
+    settings.DEFAULT_FROM_EMAIL = sender
+    assert found_by_checks() == ["billing.E003"]
+    settings.BILLING_EMAIL_FROM = "Billing <billing@example.org>"
+    assert found_by_checks() == []
+
+
 def test_price_of_each_tax_category_is_taxed_at_its_own_rate(tax: TaxService) -> None:
     customer = make_customer()
     for category in ("standard", "reduced", "exempt"):
