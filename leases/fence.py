@@ -52,27 +52,7 @@ SELECT r.token, r.holder, r.host, r.pid, r.process_started
     ON r.resource = accepted.resource AND r.ended_at IS NULL AND r.token < %(token)s
 """
 
-PRESENT = """
-WITH limits AS MATERIALIZED (
-  SELECT set_config('lock_timeout', %(limit)s, true),
-         set_config('idle_in_transaction_session_timeout', %(limit)s, true),
-         set_config('tcp_user_timeout', %(limit)s, true),
-         set_config('synchronous_commit', 'on', true)),
-fence AS MATERIALIZED (
-  SELECT f.resource, f.token, f.tableoid::text AS id FROM limits, leases_fence f
-   WHERE f.resource = %(resource)s AND f.token = %(token)s
-     AND NOT EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid = f.tableoid AND c.relpersistence = 't')
-     FOR SHARE OF f),
-earlier AS MATERIALIZED (
-  SELECT nullif(current_setting('leases.presented', true), '')::jsonb AS v)
-SELECT set_config('leases.presented', (mine || jsonb_build_object(
-         'xact', pg_current_xact_id()::text,
-         'fence', id,
-         'tokens', coalesce(mine->'tokens', '{}') || jsonb_build_object(resource, token::text)))::text, true)
-  FROM fence, earlier,
-       LATERAL (SELECT CASE WHEN v->>'xact' = pg_current_xact_id()::text AND coalesce(v->>'fence', id) = id
-                            THEN v ELSE '{}' END AS mine) AS merged
-"""
+PRESENT = "SELECT leases_present(%(resource)s, %(token)s, %(limit)s)"
 
 # Not worth waiting for the disk: lost in a crash of the server, it makes a false alarm, nothing worse.
 _END = """
@@ -155,7 +135,7 @@ def present(resource: str, token: int, *, ttl_ms: int, using: str) -> None:
     connection = connections[using]
     with connection.cursor() as cursor:
         cursor.execute(PRESENT, {"limit": f"{limit_ms(ttl_ms)}ms", "resource": resource, "token": token})
-        if cursor.fetchone():
+        if cursor.fetchone()[0]:
             return
     stored = current(resource, using=using)
     if stored is None or stored <= token:

@@ -2,6 +2,8 @@
 
 from django.db import migrations, models
 
+from leases import functions
+
 
 class Migration(migrations.Migration):
 
@@ -117,4 +119,5 @@ class Migration(migrations.Migration):
             },
             bases=('leases.leaserecord',),
         ),
+        migrations.RunSQL(*functions.PRESENT),
     ]
