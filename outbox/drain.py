@@ -193,7 +193,7 @@ class Drainer:
             return 0.0
         now = time.monotonic()
         waits = [self._sweeper.wait()]
-        waits += [lane.idle_for() for lane in self._lanes if not lane.busy and self._may_claim(lane)]
+        waits += [lane.idle_for() for lane in self._lanes if lane.could_take_more and self._may_claim(lane)]
         waits += [wait for lane in self._lanes if (wait := lane.held_up_for()) is not None]
         if self._ends_at is not None:
             waits.append(self._ends_at - now)

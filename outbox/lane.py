@@ -75,6 +75,11 @@ class Lane:
         return bool(self._waiting or self._in_hand or self._marks)
 
     @property
+    def could_take_more(self) -> bool:
+        """Whether what it has claimed is on its way, and a thread is free: one send that hangs holds up no other."""
+        return not self._waiting and self._in_hand < self._pace.concurrency
+
+    @property
     def has_news(self) -> bool:
         """Whether there is something the database should hear at once."""
         return bool(self._marks)

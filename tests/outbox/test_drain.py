@@ -1,5 +1,6 @@
 """Many drainers, wrong clocks, late commits: each message goes out once, and none is passed over."""
 
+import socket
 import threading
 import time
 from collections import Counter
@@ -13,12 +14,14 @@ from django.db import connection, transaction
 from django.utils import timezone
 
 import outbox
+from outbox import sweeping
 from outbox.claims import Statements
 from outbox.drain import Report, Until
 from outbox.models import Message, State
 from tests.servers.processes import Processes
 from tests.waiting import wait_until
 
+from .conftest import drainer
 from .smtp_server import MailServer
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -354,3 +357,33 @@ def test_server_whose_reply_never_ends_holds_nobody_longer_than_a_claim(
     assert time.monotonic() - began < 15
     message = Message.objects.get()
     assert (message.state, message.attempts) == (state, attempts)
+
+
+def test_send_that_hangs_does_not_keep_new_messages_waiting(
+    mail_server: MailServer, publish: Publish, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Without notifications, and with no sweep before the test is over, only the poll interval finds the second one.
+    monkeypatch.setattr(sweeping, "MOST_SECONDS_BETWEEN", 3600.0)
+    settings.EMAIL_TIMEOUT = 60
+    mail_server.mode = "hang_after_dot"
+    publish("hangs")
+    running = drainer(until=Until.STOPPED, concurrency=2, claim_ttl=3600.0)
+
+    def run() -> None:
+        running.run()
+        connection.close()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        wait_until(lambda: len(mail_server.received) == 1, 20)
+        wait_until(lambda: running._lanes[0].empty, 10)
+        mail_server.mode = "accept"
+        publish("next")
+        wait_until(lambda: Message.objects.get(dedupe_key="next").state == State.SENT, 20)
+        assert Message.objects.get(dedupe_key="hangs").state == State.SENDING
+    finally:
+        running.stop()
+        for connected in mail_server.connections:
+            connected.shutdown(socket.SHUT_RDWR)
+        thread.join(20)
