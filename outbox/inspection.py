@@ -10,7 +10,10 @@ from outbox.statements import statement
 
 @dataclass(frozen=True, slots=True)
 class ChannelStatus:
-    """One channel's unfinished messages; ages in seconds, None where there is no such message."""
+    """One channel's unfinished messages; ages in seconds, None where there is no such message.
+
+    Of those that are due or later, `retrying` were tried before, and `last_error` is what one of them met of late.
+    """
 
     channel: str
     due: int
@@ -21,6 +24,8 @@ class ChannelStatus:
     dead: int
     oldest_due_seconds: float | None
     oldest_in_doubt_seconds: float | None
+    retrying: int = 0
+    last_error: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The same, as JSON takes it."""

@@ -83,6 +83,13 @@ class Message(models.Model):
                 condition=Q(state=State.PENDING) & (Q(deadline_at__isnull=False) | Q(resend_until__isnull=False)),
                 name="outbox_message_limited",
             ),
+            # What waits after an attempt that failed, for whoever looks how things stand.
+            models.Index(
+                "channel",
+                "available_at",
+                condition=Q(state=State.PENDING) & ~Q(last_error=""),
+                name="outbox_message_retrying",
+            ),
             # What waits for a person.
             models.Index(
                 "state",

@@ -7,6 +7,8 @@ conversation are taken one by one here:
 
     connect, EHLO, TLS, login   fails: the server is not reachable, nothing was handed over
     MAIL, RCPT, DATA            refused: as the server says; lost: nothing was handed over
+    530, 534, 535, 538, 454     at whatever step: the server takes no mail from us as we are set up, or log in now; that
+                                says nothing about this message, so it counts as a server that is not reachable
     the text                    lost: nothing was handed over
     the final dot               from here on the server may have it
     the reply                   2yz accepted, 4yz refused for now, 5yz refused for good; anything else, or none: unknown
@@ -28,6 +30,10 @@ from outbox.errors import DeadlinePassed
 
 # Where the project sets no timeout, a server that is silent is waited for so long and no longer.
 DEFAULT_TIMEOUT_SECONDS = 60.0
+
+# RFC 4954 6: authentication required, mechanism too weak, credentials invalid, encryption required; 454: temporarily.
+_NOT_LET_IN = {530, 534, 535, 538, 454}
+_GOING_AWAY = 421  # RFC 5321 3.8: the server ends the connection, whatever the command was
 
 _LINE_END = re.compile(rb"\r\n|\r|\n")
 _LEADING_DOT = re.compile(rb"^\.", re.MULTILINE)
@@ -70,25 +76,29 @@ class SmtpConversation:
     def _converse(self, mail_from: str, rcpt_tos: Sequence[str], data: bytes, deadline: Deadline) -> Answer | None:
         """One conversation; None when the connection turned out to be gone at its first word."""
         deadline.check()
+        is_reused = self._backend.connection is not None
         with Cutter(deadline.remaining()) as self._cutter:
             try:
                 smtp = self._open(deadline)
             except Exception as error:  # whatever it is (a password that is not ASCII): no word of the message was said
                 self._abandon()
                 return Answer(Outcome.NOT_HANDED_OVER, f"no connection to the server: {_said(error)}", unreachable=True)
-            return self._talk(smtp, mail_from, rcpt_tos, data, deadline)
+            return self._talk(smtp, mail_from, rcpt_tos, data, deadline, is_reused)
 
     def _talk(
-        self, smtp: Any, mail_from: str, rcpt_tos: Sequence[str], data: bytes, deadline: Deadline
+        self, smtp: Any, mail_from: str, rcpt_tos: Sequence[str], data: bytes, deadline: Deadline, is_reused: bool
     ) -> Answer | None:
         """The conversation on an open connection; None when that turned out to be gone at its first word."""
         first_word = True
         try:
             self._bound(smtp, deadline)
             code, reply = smtp.mail(mail_from)
-            if code == 421 or code == -1:
+            if code == _GOING_AWAY or code == -1:
                 self._abandon()
-                return None
+                if is_reused:
+                    return None
+                words = _words(code, reply)
+                return Answer(Outcome.NOT_HANDED_OVER, f"the server is busy or going away: {words}", unreachable=True)
             first_word = False
             if code // 100 != 2:
                 return self._refused(smtp, code, "MAIL", reply)
@@ -179,7 +189,7 @@ class SmtpConversation:
         words = f"{_words(code, reply)} (at {step})" if isinstance(reply, bytes) else reply
         permanent = code // 100 == 5
         try:
-            if code == 421 or code // 100 not in (4, 5):
+            if code in (_GOING_AWAY, *_NOT_LET_IN) or code // 100 not in (4, 5):
                 self._abandon()
             else:
                 smtp.rset()
@@ -187,6 +197,8 @@ class SmtpConversation:
             self._abandon()
         if code // 100 not in (4, 5):
             return Answer(Outcome.NOT_HANDED_OVER, f"unexpected answer: {words}")
+        if code in _NOT_LET_IN:
+            return Answer(Outcome.NOT_HANDED_OVER, f"the server does not let us in: {words}", unreachable=True)
         return Answer(Outcome.REFUSED_PERMANENTLY if permanent else Outcome.REFUSED_TEMPORARILY, words)
 
     def _abandon(self) -> None:

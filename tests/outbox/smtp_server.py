@@ -21,6 +21,8 @@ MODES = {
     "drip_at_ehlo",  # and of the reply to EHLO
     "drop_at_mail",
     "busy_at_mail",  # 421 at MAIL
+    "code_at_mail",  # `server.code` at MAIL; it is also the answer to AUTH
+    "code_at_rcpt",
     "slow_at_data",  # 354 comes after `server.delay`
     "drop_at_data",  # after 354, before reading
     "drop_before_dot",  # after reading some of the text
@@ -100,7 +102,12 @@ class _Conversation(socketserver.StreamRequestHandler):
                     for line in lines[:-1]:
                         self._say(b"250-" + line)
                     self._say(b"250 " + lines[-1])
+                case b"AUTH":
+                    self._say(b"%d not with these credentials" % self.server.code)
                 case b"MAIL":
+                    if self.server.mode == "code_at_mail":
+                        self._say(b"%d not let in" % self.server.code)
+                        continue
                     if self.server.mode == "drop_at_mail":
                         self._hang_up()
                     if self.server.mode == "busy_at_mail":
@@ -131,6 +138,8 @@ class _Conversation(socketserver.StreamRequestHandler):
 
     def _on_rcpt(self, rcpt_to: str, rcpt_tos: list[str]) -> bytes:
         mode = self._mode([*rcpt_tos, rcpt_to])
+        if mode == "code_at_rcpt":
+            return b"%d not let in" % self.server.code
         if mode == "tempfail_rcpt":
             return b"450 mailbox busy"
         if mode == "permfail_rcpt" or rcpt_to.startswith("refused"):
@@ -179,6 +188,7 @@ class MailServer(socketserver.ThreadingTCPServer):
         super().__init__(("127.0.0.1", 0), _Conversation)
         self.mode = mode
         self.delay = 0.2
+        self.code = 535
         self.extensions: list[bytes] = []
         self.received: list[Envelope] = []
         self.connections: list[Any] = []

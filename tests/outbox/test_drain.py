@@ -21,7 +21,7 @@ from outbox.models import Message, State
 from tests.servers.processes import Processes
 from tests.waiting import wait_until
 
-from .conftest import drainer
+from . import conftest
 from .smtp_server import MailServer
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -367,7 +367,7 @@ def test_send_that_hangs_does_not_keep_new_messages_waiting(
     settings.EMAIL_TIMEOUT = 60
     mail_server.mode = "hang_after_dot"
     publish("hangs")
-    running = drainer(until=Until.STOPPED, concurrency=2, claim_ttl=3600.0)
+    running = conftest.drainer(until=Until.STOPPED, concurrency=2, claim_ttl=3600.0)
 
     def run() -> None:
         running.run()

@@ -8,7 +8,9 @@ import pytest
 from django.core import mail
 from django.utils import timezone
 
-from outbox.drain import Report
+from outbox import breaker
+from outbox.drain import Report, Until
+from outbox.inspection import status
 from outbox.models import Message, State
 
 from .smtp_server import MailServer
@@ -263,3 +265,49 @@ def test_login_that_cannot_even_be_said_is_known_not_to_be_handed_over(
     drain()
     message = Message.objects.get()
     assert (message.state, message.attempts) == (State.PENDING, 0)
+
+
+# RFC 5321 and 4954: what the server says at MAIL or RCPT, or to a login; where the message stands then, and after how
+# many attempts.
+NOT_LET_IN = dict.fromkeys((421, 454, 530, 534, 535, 538), (State.PENDING, 0))
+CODES = {**NOT_LET_IN, 450: (State.PENDING, 1), 451: (State.PENDING, 1), 452: (State.PENDING, 1), 550: (State.DEAD, 1)}
+
+
+@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("step", ["code_at_mail", "code_at_rcpt"])
+def test_server_that_does_not_let_us_in_costs_no_message_anything(
+    code: int, step: str, mail_server: MailServer, publish: Publish, drain: Drain, settings: Any
+) -> None:
+    settings.OUTBOX_RETRY_BASE = timedelta(hours=1)
+    mail_server.mode, mail_server.code = step, code
+    for number in range(breaker.FAILURES_TO_OPEN + 5):
+        publish(f"k{number}")
+    drain(until=Until.STOPPED, max_runtime=timedelta(seconds=0.5))
+    state, attempts = CODES[code]
+    if step == "code_at_rcpt" and code == 421:
+        attempts = 1  # also how a server says that it has had enough of this one message
+    assert set(Message.objects.exclude(last_error="").values_list("state", "attempts")) == {(state, attempts)}
+    # The others were not even tried: the breaker is open.
+    untouched = Message.objects.filter(last_error="").count()
+    assert untouched == (5 if attempts == 0 else 0)
+    assert str(code) in Message.objects.exclude(last_error="")[0].last_error
+    mail_server.mode = "accept"
+    make_due()
+    drain()
+    assert len(mail_server.received) == (0 if state == State.DEAD else breaker.FAILURES_TO_OPEN + 5)
+
+
+@pytest.mark.parametrize("code", sorted({*NOT_LET_IN} - {421}))
+def test_login_that_is_refused_costs_no_attempts(
+    code: int, mail_server: MailServer, publish: Publish, drain: Drain, settings: Any
+) -> None:
+    settings.OUTBOX_RETRY_BASE = timedelta(hours=1)
+    mail_server.extensions, mail_server.code = [b"AUTH PLAIN"], code
+    settings.EMAIL_HOST_USER, settings.EMAIL_HOST_PASSWORD = "anna", "secret"
+    publish()
+    drain()
+    message = Message.objects.get()
+    assert (message.state, message.attempts) == (State.PENDING, 0)
+    assert f"no connection to the server: {code}" in message.last_error
+    (channel,) = status("default")
+    assert (channel.later, channel.retrying, channel.last_error) == (1, 1, message.last_error)

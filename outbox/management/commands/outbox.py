@@ -111,8 +111,8 @@ class Command(BaseCommand):
             self.stdout.write("nothing is unfinished")
         for channel in () if options["json"] else channels:
             figures = channel.as_dict()
-            name, due, doubt = (
-                figures.pop(key) for key in ("channel", "oldest_due_seconds", "oldest_in_doubt_seconds")
+            name, due, doubt, error = (
+                figures.pop(key) for key in ("channel", "oldest_due_seconds", "oldest_in_doubt_seconds", "last_error")
             )
             parts = [f"{count} {words.replace('_', ' ')}" for words, count in figures.items() if count]
             if due is not None:
@@ -120,6 +120,8 @@ class Command(BaseCommand):
             if doubt is not None:
                 parts.append(f"oldest in doubt for {doubt:.0f} s")
             self.stdout.write(f"{name}: {', '.join(parts)}")
+            if error is not None:
+                self.stdout.write(f"    tried of late: {' '.join(error.split())[:300]}")
         if any(channel.in_doubt or channel.dead for channel in channels):
             sys.exit(EXIT_PARKED)
 
