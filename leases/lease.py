@@ -86,7 +86,8 @@ class Lease:
     def shielded(self) -> Iterator[None]:
         """Run the few lines of the body without being interrupted by an asynchronous exception.
 
-        The lease may still be lost meanwhile, and SQL is cancelled all the same; LeaseLost is raised at the end then.
+        The lease may still be lost meanwhile; SQL that runs then is cancelled all the same, SQL that begins later is
+        not, and LeaseLost is raised at the end.
         """
         with self.job.shielded():
             yield
@@ -218,7 +219,8 @@ class Lease:
     def _record_end(self) -> None:
         try:
             fence.reopen_if_closed(self.using)
-            fence.end(self.resource, self.token, LeaseRecord.End.RELEASED.value, using=self.using)
+            with self.job.shielded():  # another lease of this thread may be lost; this is not the place to say so
+                fence.end(self.resource, self.token, LeaseRecord.End.RELEASED.value, using=self.using)
         except DatabaseError as error:
             logger.warning("The end of the lease on %s could not be recorded: %s", self.resource, error)
 

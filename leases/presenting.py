@@ -1,7 +1,7 @@
 """Transactions that present the leases they write under."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -26,15 +26,11 @@ def presenting(leases: "Sequence[Lease]", using: str, *, savepoint: bool = True)
     that was not presented was written, TableShadowed if this session finds another fence than the rows belong to.
     """
     try:
-        with ExitStack() as jobs, transaction.atomic(using=using, savepoint=savepoint):
-            # A lent lease belongs to the job of another thread.
-            commits = [jobs.enter_context(job.committing()) for job in dict.fromkeys(one.job for one in leases)]
+        with transaction.atomic(using=using, savepoint=savepoint):
             for lease in sorted(leases, key=lambda lease: lease.resource):
                 lease.check()
                 fence.present(lease.resource, lease.token, ttl_ms=lease.ttl_ms, using=using)
             yield
-            for begin_commit in commits:
-                begin_commit()
     except StaleToken as stale:
         metrics.stale_write_refused(stale.resource)
         for lease in leases:

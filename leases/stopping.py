@@ -1,17 +1,27 @@
 """Stopping a job that lost its lease.
 
-In this order: the lease is marked lost, so that `check()` and every fenced write raise; the SQL in flight is cancelled;
-an exception is raised in the job's thread where that is possible. Whatever slips through is refused by the fence.
+In this order: the lease is marked lost, so that `check()` and every fenced write raise; the SQL in flight is cancelled,
+and the next statement is not begun; an exception is raised in the job's thread where that is possible. Whatever slips
+through is refused by the fence.
+
+What may be cancelled is a statement, never a COMMIT: cancelled while it waits for a standby, that would be reported
+done too early. So statements are watched as they begin and end, which tells the two apart, whoever opened the
+transaction; outside one, a statement that writes ends with a commit and is left alone. COPY, and what a server-side
+cursor fetches later, are not watched.
 """
 
 import logging
+import re
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
+
+from leases.errors import LeaseLost
 
 if TYPE_CHECKING:
     from leases.lease import Lease
@@ -20,35 +30,97 @@ logger = logging.getLogger("leases")
 
 #: How long the server may take to accept a cancellation; another thread waits for it, and the end of the job does.
 _CANCEL_TIMEOUT_S = 2.0
+#: When a statement that still runs is cancelled again: the first cancellation can overtake it on the way to the server.
+_CANCEL_AGAIN_AFTER_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
+#: A statement outside a transaction that reads; whatever else there is may write.
+_READS = re.compile(r"\s*(SELECT|WITH|VALUES|TABLE)\b", re.IGNORECASE)
+_WRITES = re.compile(r"\b(INSERT|UPDATE|DELETE|MERGE|INTO)\b", re.IGNORECASE)
+#: What Django sends between statements; a savepoint that could not be rolled back would keep what it should undo.
+_TRANSACTION_CONTROL = ("SAVEPOINT", "RELEASE", "ROLLBACK")
+
+
+class _Statement:
+    """One statement in flight."""
+
+    def __init__(self, sql: object, *, in_transaction: bool) -> None:
+        self._sql = sql
+        self._in_transaction = in_transaction
+
+    def commits(self) -> bool:
+        """Say whether it may write and is its own transaction, so that it ends with a commit."""
+        return not self._in_transaction and not (
+            isinstance(self._sql, str) and _READS.match(self._sql) and not _WRITES.search(self._sql)
+        )
+
+
+class _Work:
+    """What one thread does under one lease, and on which connection."""
+
+    def __init__(self, job: "Job", lease: "Lease") -> None:
+        self.job = job
+        self.lease = lease
+        self.connection: BaseDatabaseWrapper = connections[lease.using]
+        self.statement: _Statement | None = None
+        self.told = False
+
+    def execute(self, execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: Any) -> Any:
+        """Execute a statement unless the lease is lost; that is raised once, for handlers have their own to execute."""
+        if isinstance(sql, str) and sql.startswith(_TRANSACTION_CONTROL):
+            return execute(sql, params, many, context)
+        try:
+            # In flight before it looks: a loss after that look finds it.
+            self.job.in_flight(self, _Statement(sql, in_transaction=self.connection.in_atomic_block))
+            if not self.told and not self.job.is_shielded:
+                try:
+                    self.lease.check()
+                except LeaseLost:
+                    self.told = True
+                    raise
+            return execute(sql, params, many, context)
+        finally:
+            # Twice, because the one asynchronous exception that a lost lease may raise can land in either.
+            try:
+                self.job.in_flight(self, None)
+            finally:
+                self.job.in_flight(self, None)
 
 
 class Job:
     """What one thread does under its leases, with those it lends them to, and how that is stopped from another thread.
 
-    The guard is held while a stop is under way and while the job ends, so that a stop never hits the thread's next job.
+    The guard is held while a stop is under way and while a statement or the job ends, so that a stop never hits what
+    the thread does next.
     """
 
     def __init__(self) -> None:
-        self.reset()
-        self._committing: set[int] = set()
+        self._running: dict[Lease, dict[int, _Work]] = {}
         self._shields = 0
         self._interrupt: Callable[[], None] | None = None
+        self.reset()
 
     def reset(self) -> None:
         """Have nothing stopped; a forked child's copy of the guard may be locked for ever."""
+        # A plain lock: taken by any code in Python, it would stay locked when an asynchronous exception lands in there.
         self._guard = threading.Lock()
-        self._running: dict[Lease, dict[int, BaseDatabaseWrapper]] = {}
+        for threads in self._running.values():
+            for work in threads.values():
+                work.connection.execute_wrappers.remove(work.execute)
+        self._running = {}
 
     def started(self, lease: "Lease") -> None:
         """Have the loss of `lease` stop this thread; called in the thread itself, whose connection is meant."""
+        work = _Work(self, lease)
         with self._guard:
-            self._running.setdefault(lease, {})[threading.get_ident()] = connections[lease.using]
+            self._running.setdefault(lease, {})[threading.get_ident()] = work
+            work.connection.execute_wrappers.append(work.execute)
 
     def ended(self, lease: "Lease", thread_id: int) -> None:
         """Have nothing of `lease` stop that thread any more; waits for a stop that is under way."""
         with self._guard:
             threads = self._running.get(lease, {})
-            threads.pop(thread_id, None)
+            work = threads.pop(thread_id, None)
+            if work is not None:
+                work.connection.execute_wrappers.remove(work.execute)
             if not threads:
                 self._running.pop(lease, None)
 
@@ -57,27 +129,32 @@ class Job:
         with self._guard:
             if lease not in self._running:
                 return
-            for thread_id, wrapper in self._running[lease].items():
-                # A commit is left alone: cancelled while it waits for a standby, it would be reported done too early.
-                if thread_id not in self._committing:
-                    self._cancel(wrapper)
+            running: dict[_Work, _Statement] = {}
+            for work in self._running[lease].values():
+                if work.statement is not None and not work.statement.commits():
+                    running[work] = work.statement
+                    work.told = True
+                    self._cancel(work.connection)
             if self._interrupt is not None and not self._shields:
                 self._interrupt()
-
-    @contextmanager
-    def committing(self) -> Iterator[Callable[[], None]]:
-        """Give a function that says: from here on this thread commits; until this ends, its SQL is not cancelled."""
-        thread_id = threading.get_ident()
-
-        def begin() -> None:
+        for pause_s in _CANCEL_AGAIN_AFTER_S:
+            if not running:
+                return
+            time.sleep(pause_s)
             with self._guard:
-                self._committing.add(thread_id)
+                works = self._running.get(lease, {}).values()
+                running = {work: begun for work, begun in running.items() if work in works and work.statement is begun}
+                for work in running:
+                    self._cancel(work.connection)
 
-        try:
-            yield begin
-        finally:
-            with self._guard:
-                self._committing.discard(thread_id)
+    def in_flight(self, work: _Work, statement: _Statement | None) -> None:
+        """Say which statement of `work` runs; None when it ended."""
+        with self._guard:
+            work.statement = statement
+
+    @property
+    def is_shielded(self) -> bool:
+        return self._shields > 0
 
     @contextmanager
     def shielded(self) -> Iterator[None]:

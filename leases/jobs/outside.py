@@ -84,7 +84,8 @@ def _run(spec: "Once", key: str, work: Callable[[], Any], lease: Lease, *, on_cr
     try:
         outcome = work()
     except NothingDone:
-        receipt_sql.forget(key, token=lease.token, using=spec.using)
+        with lease.job.shielded():
+            receipt_sql.forget(key, token=lease.token, using=spec.using)
         raise
     except BaseException as error:
         if on_crash == "retry":
@@ -132,7 +133,8 @@ def _finish(
     while True:
         try:
             fence.reopen_if_closed(spec.using)
-            return write()
+            with lease.job.shielded():  # a lost lease, too, has an end to be known
+                return write()
         except DatabaseError as error:
             left_s = lease.remaining().total_seconds()
             if left_s <= 0:

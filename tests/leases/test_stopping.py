@@ -15,7 +15,7 @@ from dramatiq.middleware.threading import raise_thread_exception
 from leases import blockers, fence, hold, holding, lent
 from leases.errands import errands
 from leases.errors import LeaseBusy, LeaseLost
-from leases.models import Incident
+from leases.models import Incident, LeaseRecord
 from leases.presenting import presenting
 from leases.resources import key_of
 from tests.leases.conftest import steal
@@ -202,6 +202,92 @@ def test_commit_is_not_cancelled_when_the_lease_is_lost_meanwhile(slow_commits: 
             Account.objects.create(name="committed")
         timer.join()
     assert Account.objects.filter(name="committed").exists()
+
+
+def test_commit_of_a_transaction_that_the_caller_opened_is_not_cancelled(slow_commits: None, resource: str) -> None:
+    with pytest.raises(LeaseLost), hold(resource, ttl=timedelta(seconds=9)) as lease:
+        timer = threading.Timer(0.5, lambda: lease.lose(Incident.Detector.RENEWAL_REFUSED))
+        timer.start()
+        with transaction.atomic():
+            Account.objects.create(name="committed")
+        timer.join()
+    assert Account.objects.filter(name="committed").exists()
+
+
+def test_write_that_commits_by_itself_is_not_cancelled(account: Account, resource: str) -> None:
+    """It may be waiting for a standby, and would be reported done too early."""
+    with pytest.raises(LeaseLost), hold(resource, ttl=timedelta(seconds=9)) as lease, connection.cursor() as cursor:
+        timer = threading.Timer(0.5, lambda: lease.lose(Incident.Detector.RENEWAL_REFUSED))
+        timer.start()
+        cursor.execute("UPDATE ledger_account SET name = 'committed' WHERE pg_sleep(1) IS NOT NULL")
+        timer.join()
+    assert Account.objects.get(pk=account.pk).name == "committed"
+
+
+def test_statement_after_the_loss_is_not_begun_and_those_of_a_handler_are() -> None:
+    with pytest.raises(LeaseLost), hold("customer:1") as lease:
+        lease.lose(Incident.Detector.RENEWAL_REFUSED)
+        with pytest.raises(LeaseLost):
+            Account.objects.create(name="not begun")
+        Account.objects.create(name="written by a handler")
+    assert list(Account.objects.values_list("name", flat=True)) == ["written by a handler"]
+
+
+def test_savepoint_is_rolled_back_although_the_lease_is_lost() -> None:
+    with pytest.raises(LeaseLost), hold("customer:1") as lease, transaction.atomic():
+        with pytest.raises(ZeroDivisionError), transaction.atomic():
+            Account.objects.create(name="undone")
+            lease.lose(Incident.Detector.RENEWAL_REFUSED)
+            _ = 1 / 0
+        with lease.job.shielded():
+            left = Account.objects.count()
+    assert left == 0
+
+
+def test_shielded_lines_begin_their_statements_although_the_lease_is_lost() -> None:
+    with pytest.raises(LeaseLost), hold("customer:1") as lease, lease.shielded():
+        lease.lose(Incident.Detector.RENEWAL_REFUSED)
+        Account.objects.create(name="shielded")
+    assert Account.objects.exists()
+
+
+def test_cancellation_that_overtakes_its_statement_is_repeated() -> None:
+    """The statement is on its way when the lease is lost, and reaches the server after its cancellation."""
+
+    def late(execute: Any, *args: Any) -> Any:
+        steal_in_another_thread()
+        wait_until(lambda: work.told)
+        with lease.job._guard:  # the first cancellation is over
+            return_late.append(True)
+        return execute(*args)
+
+    def steal_in_another_thread() -> None:
+        with in_thread(lambda: steal("customer:1")):
+            pass
+
+    return_late: list[bool] = []
+    with pytest.raises(LeaseLost), hold("customer:1", ttl=SHORT) as lease:
+        work = lease.job._running[lease][threading.get_ident()]
+        with connection.execute_wrapper(late), connection.cursor() as cursor:
+            cursor.execute("SELECT pg_sleep(30)")
+    assert return_late == [True]
+
+
+def test_inner_lease_ends_well_although_the_outer_one_is_lost() -> None:
+    with pytest.raises(LeaseLost, match="customer:1"), hold("customer:1") as outer, hold("customer:2"):
+        outer.lose(Incident.Detector.RENEWAL_REFUSED)
+    assert LeaseRecord.objects.get(resource="customer:2").end == LeaseRecord.End.RELEASED
+
+
+def test_forked_child_executes_sql_that_its_parents_lease_has_no_say_in() -> None:
+    with hold("customer:1"):
+        pid = os.fork()
+        if not pid:
+            os._exit(len(connection.execute_wrappers))
+        _, status = os.waitpid(pid, 0)
+        assert len(connection.execute_wrappers) == 1
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert not connection.execute_wrappers
 
 
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
