@@ -22,7 +22,7 @@ class UsageEvent(models.Model):
     occurred_at = models.DateTimeField()
     received_at = models.DateTimeField(db_default=Now(), editable=False)
     digest = models.CharField(max_length=64, help_text="SHA-256 of the content, to tell a repeat from a conflict.")
-    # The composite foreign key (invoice, customer) is in the migration: usage cannot be claimed for somebody else.
+    # A trigger in the migration sees to it that usage is not claimed for an invoice of somebody else.
     invoice = models.ForeignKey(
         "billing.Invoice",
         on_delete=models.PROTECT,

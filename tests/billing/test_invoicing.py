@@ -322,8 +322,26 @@ def test_usage_cannot_be_claimed_for_another_customers_invoice(customer: Custome
     invoice(customer.pk, MAY)
     other = make_customer("C2")
     usage = make_usage(other, "x")
-    with pytest.raises(IntegrityError, match="billing_usage_invoice"):
-        UsageEvent.objects.filter(pk=usage.pk).update(invoice=Invoice.objects.get())
+    made = Invoice.objects.get()
+    for wrong in (made.pk, made.pk + 1):
+        with pytest.raises(IntegrityError, match="not there or is another customer's"):
+            UsageEvent.objects.filter(pk=usage.pk).update(invoice=wrong)
+        with pytest.raises(IntegrityError, match="not there or is another customer's"):
+            UsageEvent.objects.create(
+                customer=other, key=str(wrong), quantity=1, occurred_at=usage.occurred_at, invoice_id=wrong
+            )
+
+
+def test_claim_asks_about_the_invoice_once_and_not_per_row(customer: Customer) -> None:
+    invoice(customer.pk, MAY)
+    for key in ("late-1", "late-2", "late-3"):
+        make_usage(customer, key)
+    claim = "UPDATE billing_usageevent SET invoice_id = %s WHERE invoice_id IS NULL"
+    with connection.cursor() as cursor:
+        cursor.execute("EXPLAIN (ANALYZE, FORMAT JSON) " + claim, [Invoice.objects.get().pk])
+        (explained,) = cursor.fetchone()[0]
+    calls = [(trigger["Trigger Name"], trigger["Calls"]) for trigger in explained["Triggers"]]
+    assert calls == [("billing_usage_updated", 1)]
 
 
 def test_invoice_cannot_be_written_without_the_lease(customer: Customer) -> None:
