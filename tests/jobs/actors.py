@@ -92,6 +92,15 @@ def flaky(name: str, failures: int) -> None:
             raise RuntimeError("failed after the effect")
 
 
+@dramatiq.actor(queue_name=QUEUE, max_retries=0)
+@once("picky:{name}")
+def picky(name: str) -> None:
+    """Fail for good while the gate is shut."""
+    if Path(os.environ["JOBS_GATE"]).exists():
+        raise RuntimeError("the gate is shut")
+    leave(name)
+
+
 @dramatiq.actor(queue_name=QUEUE, max_retries=5, min_backoff=50, max_backoff=200)
 @once("charge:{name}", on_crash="park")
 def charge(name: str, fail: str = "") -> str:

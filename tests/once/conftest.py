@@ -45,17 +45,22 @@ class Jobs:
     def __init__(self, url: str, processes: Processes, env: dict[str, str]) -> None:
         self.url = url
         self.is_redis = url.startswith("redis")
-        self.broker: Any = dramatiq.get_broker() if self.is_redis else make_broker(url)
+        self._before = dramatiq.get_broker()
+        self.broker: Any = self._before if self.is_redis else make_broker(url)
         self.broker.declare_queue(QUEUE)
+        if not self.is_redis:
+            for actor in self._before.actors.values():
+                self.broker.declare_actor(actor)
+            dramatiq.set_broker(self.broker)  # for what this process enqueues by itself, as a replay does
         self._processes = processes
         # No job of the tests runs for long, so it does not matter that the server has its default.
-        self._env = {**env, "BROKER_URL": url, "BROKER_CONSUMER_TIMEOUT_SECONDS": "4200"}
+        self.env = {**env, "BROKER_URL": url, "BROKER_CONSUMER_TIMEOUT_SECONDS": "4200"}
 
     def start(self, number: int = 2, threads: int = 2, shutdown_timeout: int = 30, **env: str) -> RunningProcess:
         """Start `rundramatiq` on the queue of the test actors."""
         arguments = ["rundramatiq", "--processes", number, "--threads", threads, "--queues", QUEUE]
         arguments += ["--shutdown-timeout", shutdown_timeout]
-        return self._processes.start(*arguments, env={**self._env, **env})
+        return self._processes.start(*arguments, env={**self.env, **env})
 
     def send(self, actor: "dramatiq.Actor[..., Any]", *args: Any, **kwargs: Any) -> None:
         self.broker.enqueue(actor.message(*args, **kwargs))
@@ -71,6 +76,7 @@ class Jobs:
 
     def close(self) -> None:
         if not self.is_redis:
+            dramatiq.set_broker(self._before)
             for name in (QUEUE, dq_name(QUEUE), xq_name(QUEUE)):
                 self.broker.channel.queue_delete(name)
             self.broker.close()

@@ -84,25 +84,58 @@ def test_duplicates_show_what_is_queued_twice_and_what_was_asked_for_again(capsy
     assert "3 x welcome:ada" in capsys.readouterr().out
 
 
-def test_job_that_fails_for_good_is_kept_with_its_reason_and_replayed_once(jobs: Jobs, file: Path) -> None:
+def test_what_the_broker_cannot_tell_is_null_and_no_metric(jobs: Jobs, capsys: pytest.CaptureFixture[str]) -> None:
+    """RabbitMQ counts what waits, not what is being worked on, and does not show the message at the head."""
+    jobs.send(actors.plain, "a")
+    if not jobs.is_redis:
+        wait_until(lambda: jobs.broker.get_queue_message_counts(QUEUE)[0] == 1)
+    call_command("workload", "--json", "--queues", QUEUE)
+    row = json.loads(capsys.readouterr().out)[0]
+    call_command("workload", "--metrics", "--queues", QUEUE)
+    told = capsys.readouterr().out
+    assert row["waiting"] == 1
+    if jobs.is_redis:
+        assert row["running"] == 0
+        assert row["oldest_age_s"] >= 0
+    else:
+        assert (row["running"], row["oldest_age_s"]) == (None, None)
+    assert ("\njobs_running{" in told) == ("\njobs_oldest_age_seconds{" in told) == jobs.is_redis
+
+
+def test_job_that_fails_for_good_is_kept_with_its_reason(jobs: Jobs, file: Path) -> None:
     """D14, log 32: dead letters are deleted unseen after a week."""
     jobs.send(actors.charge, "bob", "before")
-    worker = jobs.start(1, 2)
+    jobs.start(1, 2)
     letter = wait_until(only_letter, 60)
     assert letter
     assert (letter.actor, letter.queue, letter.args, letter.key) == ("charge", QUEUE, ["bob", "before"], "charge:bob")
     assert letter.reason == "NothingDone: refused"
     assert "Traceback" in letter.traceback
+
+
+def test_dead_letter_is_replayed_once_and_not_when_its_job_was_done_since(jobs: Jobs, gate: Path) -> None:
+    gate.touch()
+    jobs.send(actors.picky, "ada")
+    jobs.send(actors.picky, "ada")
+    worker = jobs.start(1, 2)
+    wait_until(lambda: DeadLetter.objects.count() == 2, 60)
     worker.terminate()
     worker.wait(20)
-    if not jobs.is_redis:
-        return  # a replay goes through the process's own broker, which is Redis here
-    dead_letters.replay(letter, by="ada")
+    gate.unlink()
+    first, second = DeadLetter.objects.order_by("id")
+    dead_letters.replay(first, by="ada")
     with pytest.raises(AlreadyReplayed):
-        dead_letters.replay(letter, by="bob")
-    letter.refresh_from_db()
-    assert (letter.replayed_by, letter.replayed_at is not None) == ("ada", True)
-    assert jobs.state().waiting == 1
+        dead_letters.replay(first, by="bob")
+    first.refresh_from_db()
+    assert (first.replayed_by, first.replayed_at is not None) == ("ada", True)
+    wait_until(lambda: jobs.state().waiting == 1)
+    worker = jobs.start(1, 2)
+    wait_until(lambda: actors.effects("ada") == 1, 60)
+    with pytest.raises(AlreadyDone):
+        dead_letters.replay(second, by="bob")
+    wait_until(jobs.is_done)
+    assert len(worker.events("receipt.done")) == 1
+    assert not worker.events("receipt.again")
 
 
 def test_replay_of_a_job_that_was_done_meanwhile_is_refused() -> None:
