@@ -13,6 +13,7 @@ from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path
+from django.utils import formats, timezone
 
 from leases.breaking import break_lease
 from leases.errors import LeaseError
@@ -39,6 +40,11 @@ def with_live_state(leases: list[HeldLease]) -> list[HeldLease]:
     for lease, live in zip(leases, live_states(leases), strict=True):
         lease.live = live
     return leases
+
+
+def _described(lease: HeldLease) -> str:
+    since = formats.localize(timezone.localtime(lease.acquired_at))
+    return f"{lease.resource}, held by process {lease.pid} on {lease.host} since {since} ({lease.live})"
 
 
 class BreakForm(forms.Form):
@@ -101,12 +107,19 @@ class HeldLeaseAdmin(Inspector):
             **self.admin_site.each_context(request),
             "title": "Break leases",
             "opts": self.opts,
-            "leases": with_live_state(leases),
+            "rows": [(lease.pk, _described(lease)) for lease in with_live_state(leases)],
+            "text": (
+                "The holders of these leases can write no more from then on, whatever they are doing; others may start "
+                "at once. Their processes are not stopped: a holder that is alive finds out when it renews or writes, "
+                "and its job runs again."
+            ),
+            "verb": "Break them",
             "form": form,
+            "action": "break_selected",
             "action_checkbox_name": ACTION_CHECKBOX_NAME,
             "media": self.media + form.media,
         }
-        return TemplateResponse(request, "admin/leases/break.html", context)
+        return TemplateResponse(request, "admin/leases/confirm.html", context)
 
     def _break(self, request: HttpRequest, leases: list[HeldLease], reason: str) -> None:
         selected = len(set(request.POST.getlist(ACTION_CHECKBOX_NAME)))

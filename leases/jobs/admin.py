@@ -58,7 +58,7 @@ class JobInspector(Inspector):
             **self.admin_site.each_context(request),
             "title": verb,
             "opts": self.opts,
-            "rows": rows,
+            "rows": [(row.pk, str(row)) for row in rows],
             "text": text,
             "verb": verb,
             "form": form,

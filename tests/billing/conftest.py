@@ -10,22 +10,7 @@ from django_redis import get_redis_connection
 from pytest_django import Settings
 
 from tests.servers.plugin import SCRATCH
-from tests.servers.processes import BASE_DIR, Processes
-
-SHARED_DATA = BASE_DIR.parent / "shared" / "data"
-_deselected: list[pytest.Item] = []
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests that need sample files beside the checkout, where there are none."""
-    if not SHARED_DATA.is_dir():
-        _deselected.extend(item for item in items if item.get_closest_marker("shared_data"))
-        items[:] = [item for item in items if not item.get_closest_marker("shared_data")]
-        config.hook.pytest_deselected(items=_deselected)
-
-
-def pytest_report_collectionfinish() -> list[str]:
-    return [f"{len(_deselected)} tests marked shared_data left out: {SHARED_DATA} is not there"] if _deselected else []
+from tests.servers.processes import Processes
 
 
 class TaxService:

@@ -16,8 +16,9 @@ from django.db.models import Count, Sum
 from billing.invoicing import invoice
 from billing.models import Customer, Invoice, InvoiceLine, UsageEvent
 from billing.periods import Period
-from tests.billing.conftest import SHARED_DATA, TaxService
+from tests.billing.conftest import TaxService
 from tests.billing.making import make_customer
+from tests.servers.needs import SHARED_DATA
 
 FOCUS_SMALL = Path(__file__).parent / "focus_small.csv"
 HALF = Fraction(1, 2)

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 
 RABBITMQ_URL = os.environ.get("RABBITMQ_URL", "amqp://guest:guest@127.0.0.1:5672/%2F")
+SHARED_DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 PROGRAMS = "/usr/local/bin:/usr/bin:/usr/sbin"
 
 
@@ -27,7 +28,7 @@ NEEDS: dict[str, Callable[[], bool]] = {
     "browser": lambda: shutil.which("chromium", path=PROGRAMS) is not None,
     "rabbitmq": rabbitmq_is_here,
     "pgbouncer": lambda: shutil.which("pgbouncer", path=PROGRAMS) is not None,
-    "shared_data": lambda: (Path(__file__).resolve().parents[3] / "shared" / "data").is_dir(),
+    "shared_data": SHARED_DATA.is_dir,
 }
 _left_out = pytest.StashKey[dict[str, int]]()
 

@@ -3,7 +3,6 @@
 import logging
 import os
 import secrets
-import sys
 from argparse import RawDescriptionHelpFormatter
 from typing import Any
 
@@ -12,7 +11,7 @@ from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from billing import arguments
-from project.devservices.checkout import Checkout
+from project.devservices.starting import have_servers
 
 USER = "developer"
 
@@ -36,7 +35,7 @@ class Command(BaseCommand):
     def handle(self, *args: Any, port: int, **options: Any) -> None:
         if not settings.DEBUG:
             raise CommandError("This makes an administrator and prints the password, so it needs DEBUG=on.")
-        self.start_servers()
+        have_servers(self.say)
         for noisy in ("", "django.server"):
             logging.getLogger(noisy).setLevel(logging.WARNING)
         call_command("migrate", verbosity=0)
@@ -46,14 +45,6 @@ class Command(BaseCommand):
         self.say("Ctrl-C stops it.\n")
         os.environ["DJANGO_RUNSERVER_HIDE_WARNING"] = "true"
         call_command("runserver", f"127.0.0.1:{port}", use_reloader=False, verbosity=0)
-
-    def start_servers(self) -> None:
-        """Start the development servers; then start this command afresh, whose settings know where they are."""
-        running = {s.name for s in Checkout(settings.BASE_DIR / ".local").started_servers() if s.is_running()}
-        if not set(settings.DEVSERVICES) <= running:
-            call_command("devservices", "up", stdout=self.stdout)
-            self.stdout.flush()
-            os.execv(sys.executable, [sys.executable, *sys.argv])  # noqa: S606 - ourselves
 
     def make_user(self) -> str:
         """Make the development user or give it a new password, which ends its sessions; return the password."""

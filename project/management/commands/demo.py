@@ -2,7 +2,6 @@
 
 import fcntl
 import logging
-import os
 import signal
 import sys
 import time
@@ -19,8 +18,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from billing import arguments
 from billing.wording import counted
 from project.demo.cast import Cast, DidNotStart
-from project.devservices.checkout import Checkout
-from project.devservices.errors import DevServicesError
+from project.devservices.starting import have_servers
 
 WORKERS = 8
 SEND_SECONDS = 60.0
@@ -54,7 +52,7 @@ class Command(BaseCommand):
         logging.getLogger().setLevel(logging.WARNING)
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.default_int_handler)
-        self.start_servers()
+        have_servers(self.step)
         logs = settings.BASE_DIR / ".local" / "demo"
         logs.mkdir(parents=True, exist_ok=True)
         try:
@@ -66,20 +64,6 @@ class Command(BaseCommand):
             self.stdout.write("\nInterrupted: workers, drainer, tax service and mail server are stopped.")
             self.say_how_to_stop()
             sys.exit(INTERRUPTED)
-
-    def start_servers(self) -> None:
-        """Start the development servers; then start this command afresh, whose settings know where they are."""
-        checkout = Checkout(settings.BASE_DIR / ".local")
-        running = {server.name for server in checkout.started_servers() if server.is_running()}
-        if set(settings.DEVSERVICES) <= running:
-            return
-        self.step("starting PostgreSQL and Valkey")
-        try:
-            checkout.up(settings.DEVSERVICES)
-        except (DevServicesError, OSError) as error:
-            raise CommandError(str(error)) from error
-        self.stdout.flush()
-        os.execv(sys.executable, [sys.executable, *sys.argv])  # noqa: S606 - ourselves
 
     def show(self, customers: int, logs: Path) -> None:
         self.step("preparing the database")

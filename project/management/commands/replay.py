@@ -3,7 +3,6 @@
 import fcntl
 import json
 import logging
-import os
 import signal
 import sys
 import time
@@ -14,14 +13,13 @@ from types import FrameType
 from typing import Any
 
 from django.conf import settings
-from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from billing import arguments
 from billing.wording import counted
 from project.demo.cast import DidNotStart
-from project.devservices.checkout import Checkout
 from project.devservices.errors import DevServicesError
+from project.devservices.starting import have_servers
 from project.replay import plot, report
 from project.replay.crew import CrewFailed
 from project.replay.side import NAIVE, OURS, Pace, Played, Progress, Side, play
@@ -75,7 +73,7 @@ class Command(BaseCommand):
         logging.getLogger().setLevel(logging.WARNING)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self.interrupt)
-        self.start_servers()
+        have_servers(self.step)
         folder: Path = options["out"] or settings.BASE_DIR / ".local" / "replay"
         folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -92,13 +90,6 @@ class Command(BaseCommand):
         sides = [(NAIVE.title, naive.timeline), (OURS.title, ours.timeline)]
         picture.write_text(plot.draw(sides, workers=workers, ttl_s=pace.ttl_s))
         self.sum_up(naive, ours, picture, {"seed": seed, "customers": customers, "workers": workers})
-
-    def start_servers(self) -> None:
-        """Start the development servers; then start this command afresh, whose settings know where they are."""
-        running = {s.name for s in Checkout(settings.BASE_DIR / ".local").started_servers() if s.is_running()}
-        if not set(settings.DEVSERVICES) <= running:
-            call_command("devservices", "up", stdout=self.stderr)
-            os.execv(sys.executable, [sys.executable, *sys.argv])  # noqa: S606 - ourselves
 
     def interrupt(self, number: int, frame: FrameType | None) -> None:
         """Note it, and raise; where that is swallowed, in a callback of the interpreter's, the note counts."""
