@@ -1,4 +1,4 @@
-"""Drainers killed at random moments: how many messages arrived twice, how many are in doubt, counted at the receiver.
+"""Drainers killed at random moments: how many messages are lost, arrived twice, or are in doubt, as the receiver counts.
 
     DATABASE_URL=... python -m benchmarks.outbox.crashes [--kills 20] [--messages 400]
 
@@ -69,9 +69,13 @@ def main() -> None:
             server.terminate()
             server.wait()
         arrived = Counter(json.loads(line)["message_id"] for line in record.read_text().splitlines())
-    states = Counter(Message.objects.values_list("state", flat=True))
-    print(f"{options.kills} kills, {options.messages} messages: {sum(arrived.values()) - len(arrived)} arrived twice,")
-    print(f"{options.messages - len(arrived)} did not arrive, states {dict(states)}")
+    states: Counter[str] = Counter()
+    lost = 0
+    for state, payload in Message.objects.values_list("state", "payload"):
+        states[state] += 1
+        lost += state != "in_doubt" and payload["message_id"] not in arrived
+    print(f"{options.kills} kills, seed {options.seed}, {options.messages} messages: {lost} lost,")
+    print(f"{sum(arrived.values()) - len(arrived)} arrived twice, states {dict(states)}")
 
 
 def received(record: Path) -> int:

@@ -1,0 +1,66 @@
+"""PostgreSQL stopped and started again in the middle of a drain; what arrived is counted at the receiver."""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from project.devservices.postgres import PostgresServer
+from tests.leases.other_database import new_server
+from tests.servers.plugin import SCRATCH
+from tests.servers.processes import Processes
+from tests.waiting import wait_until
+
+from .test_drain import recorded
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+COUNT = 3000
+FILL = """
+INSERT INTO outbox_message (channel, dedupe_key, digest, payload)
+SELECT 'record', 'k' || n, '', '{}' FROM generate_series(1, %s) AS n
+"""
+
+
+@pytest.fixture
+def server(pytestconfig: pytest.Config, tmp_path: Path) -> Iterator[PostgresServer]:
+    """A server of this test's own."""
+    server = new_server(pytestconfig.stash[SCRATCH], f"postgres-{tmp_path.name}")
+    server.start()
+    yield server
+    server.stop()
+
+
+def rows(server: PostgresServer, query: str, *values: Any) -> list[Any]:
+    with psycopg.connect(server.url, autocommit=True) as session:
+        cursor = session.execute(query, values)
+        return cursor.fetchall() if cursor.description else []
+
+
+def test_restarts_in_mid_drain_lose_nothing_and_send_nothing_twice(
+    server: PostgresServer, processes: Processes, drainer_env: dict[str, str]
+) -> None:
+    env = {
+        **drainer_env,
+        "DATABASE_URL": server.url,
+        "OUTBOX_TEST_CLAIM_SECONDS": "60",
+        "OUTBOX_TEST_SEND_SECONDS": "0.003",
+        "LOG_LEVEL": "ERROR",
+    }
+    processes.run("migrate", "--skip-checks", env=env)
+    rows(server, FILL, COUNT)
+    options = ["drain_outbox", "--watch", "--channel", "record", "--batch-size", "50", "--micro-batch", "5"]
+    drainers = [processes.start(*options, env=env) for _ in range(2)]
+    for share in (0.2, 0.5, 0.8):
+        wait_until(lambda share=share: recorded(env).total() > COUNT * share, 60)
+        server.stop()
+        server.start()
+    wait_until(lambda: rows(server, "SELECT DISTINCT state FROM outbox_message") == [("sent",)], 60)
+    assert recorded(env) == Counter(f"k{n}" for n in range(1, COUNT + 1))
+    for drainer in drainers:
+        assert "the database does not answer" in drainer.output()  # it lived through that
+        drainer.terminate()
+        assert drainer.wait() == 0, drainer.output()
