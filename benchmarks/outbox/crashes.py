@@ -1,4 +1,4 @@
-"""Drainers killed at random moments: how many messages are lost, arrived twice, or are in doubt, as the receiver counts.
+"""Drainers killed at random moments: messages lost, arrived twice, and in doubt, counted at the receiver.
 
     DATABASE_URL=... python -m benchmarks.outbox.crashes [--kills 20] [--messages 400]
 

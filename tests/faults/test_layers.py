@@ -2,7 +2,7 @@
 
 The lease is off when every caller has a lease server of its own; the fence is off when every caller has a fence table
 of its own and no trigger asks which; a constraint is off when it is dropped. The lease alone is in
-test_lease_alone.py; the outbox, which needs none of the others, in test_outbox_steps.py; and what happens with no layer
+test_lease_alone.py; the outbox, which needs none of the others, in tests/outbox; and what happens with no layer
 at all in test_naive.py.
 """
 
