@@ -7,6 +7,7 @@ none. The trigger refuses whatever does not come through here: raw SQL, other pr
 import secrets
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, ClassVar, Self, TypeVar, cast
 
 from django.db import models, router
@@ -37,9 +38,9 @@ class FencedQuerySet(models.QuerySet[M]):
             return super().bulk_create(rows, *args, **kwargs)
 
     def bulk_update(self, objs: Iterable[M], fields: Iterable[str], batch_size: int | None = None) -> int:
-        rows = list(objs)
-        with _writing(rows, self._write_alias()):
-            return super().bulk_update(rows, [*fields, "token"], batch_size=batch_size)
+        rows, names = list(objs), [*fields]
+        with _writing(rows, self._write_alias(), fields=names):
+            return super().bulk_update(rows, [*names, "token"], batch_size=batch_size)
 
     def update(self, **kwargs: Any) -> int:
         with self._under_all_leases() as leases:
@@ -107,12 +108,15 @@ class FencedModel(models.Model):
 
     #: When this instance last agreed with its row, and on whose clock; None if it has no row yet.
     _read_at: tuple[str, float] | None = None
+    #: The resource that its row belonged to then; None if a column that names it was not read.
+    _read_under: str | None = None
 
     def save(self, **kwargs: Any) -> None:
         using = kwargs.get("using") or router.db_for_write(type(self), instance=self)
-        if kwargs.get("update_fields") is not None:
-            kwargs["update_fields"] = {*kwargs["update_fields"], "token"}
-        with _writing([self], using):
+        fields = kwargs.get("update_fields")
+        if fields is not None:
+            kwargs["update_fields"] = {*fields, "token"}
+        with _writing([self], using, fields=fields):
             super().save(**kwargs)
 
     def delete(self, using: str | None = None, keep_parents: bool = False) -> tuple[int, dict[str, int]]:
@@ -126,7 +130,7 @@ class FencedModel(models.Model):
     def from_db(cls, db: str | None, field_names: Collection[str], values: Collection[Any], **kwargs: Any) -> Self:
         started = boottime()
         instance = super().from_db(db, field_names, values, **kwargs)
-        instance._read_at = _HERE, started
+        instance._agree(started)
         return instance
 
     def refresh_from_db(self, *args: Any, **kwargs: Any) -> None:
@@ -134,17 +138,35 @@ class FencedModel(models.Model):
         super().refresh_from_db(*args, **kwargs)
         # Some fields alone, as when a deferred one is looked at, do not make the others new.
         if (args[1] if len(args) > 1 else kwargs.get("fields")) is None:
-            self._read_at = _HERE, started
+            self._agree(started)
 
     def resource(self) -> str:
         """Return the name of the resource this row belongs to, as it stands in this instance."""
-        return self.lease_resource.format(
-            **{name: getattr(self, name) for kind, name in parse_template(self.lease_resource) if kind == "field"}
-        )
+        return self.lease_resource.format(**{name: getattr(self, name) for name in _naming_fields(self.lease_resource)})
+
+    def _agree(self, at: float, *, moved: bool = True) -> None:
+        """Remember that this instance agreed with its row at that time, and, if it `moved`, where its row is."""
+        self._read_at = _HERE, at
+        if moved:
+            is_known = all(name in self.__dict__ for name in _naming_fields(self.lease_resource))
+            self._read_under = self.resource() if is_known else None
+
+    def _check_read_under(self, lease: Lease, using: str) -> None:
+        """Raise unless this instance was read after the lease was granted, and that on the resource its row was in."""
+        if self._read_at is None:
+            return
+        leases = [lease]
+        if self._read_under is None:
+            leases = held_leases(using)
+        elif self._read_under != lease.resource:
+            leases.append(_held(self._read_under, using))
+        for one in leases:
+            if self._read_at[0] != _HERE or self._read_at[1] < one.granted_at:
+                raise StaleInstance(one.resource, instance=f"{self._meta.label} {self.pk}")
 
 
 @contextmanager
-def _writing(rows: "Sequence[FencedModel]", using: str) -> Iterator[None]:
+def _writing(rows: "Sequence[FencedModel]", using: str, *, fields: Collection[str] | None = None) -> Iterator[None]:
     if is_bypassed(using):
         for row in rows:
             row.token = row.token or 0
@@ -153,8 +175,7 @@ def _writing(rows: "Sequence[FencedModel]", using: str) -> Iterator[None]:
     leases: dict[str, Lease] = {}
     for row in rows:
         lease = _lease_of(row, using)
-        if row._read_at is not None and (row._read_at[0] != _HERE or row._read_at[1] < lease.granted_at):
-            raise StaleInstance(lease.resource, instance=f"{row._meta.label} {row.pk}")
+        row._check_read_under(lease, using)
         leases[lease.resource] = lease
         row.token = lease.token
     if not leases:
@@ -166,11 +187,26 @@ def _writing(rows: "Sequence[FencedModel]", using: str) -> Iterator[None]:
         yield
     now = boottime()
     for row in rows:
-        row._read_at = _HERE, now
+        row._agree(now, moved=fields is None or _name_resource(row, fields))
+
+
+@cache
+def _naming_fields(template: str) -> tuple[str, ...]:
+    return tuple(name for kind, name in parse_template(template) if kind == "field")
+
+
+def _name_resource(row: "FencedModel", fields: Collection[str]) -> bool:
+    return any(
+        field.attname in _naming_fields(row.lease_resource) and not {field.name, field.attname}.isdisjoint(fields)
+        for field in row._meta.concrete_fields
+    )
 
 
 def _lease_of(row: "FencedModel", using: str) -> Lease:
-    resource = row.resource()
+    return _held(row.resource(), using)
+
+
+def _held(resource: str, using: str) -> Lease:
     lease = current_lease(resource, using=using)
     if lease is None:
         raise NotHeld(resource)
@@ -183,8 +219,10 @@ def _fence_table(sender: type[models.Model], **kwargs: object) -> None:
     meta = sender._meta
     if not issubclass(sender, FencedModel) or meta.abstract or meta.proxy or meta.swapped or not meta.managed:
         return
-    for trigger in fence_triggers(sender.lease_resource):
-        trigger.register(cast(Any, sender))
+    template = getattr(sender, "lease_resource", None)
+    if isinstance(template, str):  # if not, leases.E001 says so
+        for trigger in fence_triggers(template):
+            trigger.register(cast(Any, sender))
 
 
 class_prepared.connect(_fence_table, dispatch_uid="leases.fence_table")

@@ -80,6 +80,14 @@ def test_E001_template_that_names_no_resource(scratch: None, template: Any) -> N
     assert ids(checked(Row)) == ["leases.E001"]
 
 
+def test_E001_no_template_at_all(scratch: None) -> None:
+    class Row(FencedModel, Good):
+        class Meta(FencedModel.Meta):
+            app_label = "ledger"
+
+    assert ids(checked(Row)) == ["leases.E001"]
+
+
 @pytest.mark.parametrize("name", ["accountid", "account"])
 def test_E002_template_that_names_no_column(scratch: None, name: str) -> None:
     class Account(models.Model):

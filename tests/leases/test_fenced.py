@@ -1,8 +1,6 @@
 """Every way to write a fenced row: with the lease, without it, and under a stale token."""
 
-import pickle
 from collections.abc import Callable
-from copy import copy as copied
 from datetime import timedelta
 from typing import Any
 
@@ -10,8 +8,7 @@ import psycopg
 import pytest
 from django.db import DatabaseError, connection, transaction
 
-from leases import fenced, hold
-from leases.clock import boottime
+from leases import hold
 from leases.errors import LeaseLost, NotHeld, StaleInstance, StaleToken
 from leases.models import Incident
 from tests.leases.conftest import steal
@@ -303,45 +300,3 @@ def test_hundred_thousand_rows_cost_one_look_per_resource(account: Account, reso
             account.pk,
         )
     assert Entry.objects.count() == 100_000
-
-
-def changed_since(entry: Entry, resource: str) -> None:
-    with hold(resource):
-        newer = Entry.objects.get(pk=entry.pk)
-        newer.memo = "newer"
-        newer.save()
-
-
-def test_refresh_of_one_field_does_not_make_an_old_instance_new(account: Account, resource: str) -> None:
-    entry = existing(account)
-    changed_since(entry, resource)
-    with hold(resource):
-        entry.refresh_from_db(fields=["amount_minor"])
-        with pytest.raises(StaleInstance):
-            entry.save()
-        entry.refresh_from_db(None, None)
-        entry.save()
-    assert Entry.objects.get().memo == "newer"
-
-
-def test_look_at_a_deferred_field_does_not_make_an_old_instance_new(account: Account, resource: str) -> None:
-    entry = Entry.objects.defer("amount_minor").get(pk=existing(account).pk)
-    changed_since(entry, resource)
-    with hold(resource):
-        assert entry.amount_minor == 1
-        with pytest.raises(StaleInstance):
-            entry.save()
-
-
-def test_instance_out_of_a_cache_is_not_new_because_another_machines_clock_is_ahead(
-    account: Account, resource: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    entry = existing(account)
-    with monkeypatch.context() as elsewhere:
-        elsewhere.setattr(fenced, "_HERE", "another machine")
-        elsewhere.setattr(fenced, "boottime", lambda: boottime() + 1e6)
-        pickled = pickle.dumps(Entry.objects.get(pk=entry.pk))
-    with hold(resource):
-        with pytest.raises(StaleInstance):
-            pickle.loads(pickled).save()  # noqa: S301  # made above
-        copied(Entry.objects.get(pk=entry.pk)).save()

@@ -1,0 +1,119 @@
+"""A fresh token does not write what was read before its lease was granted."""
+
+import pickle
+from copy import copy as copied
+
+import pytest
+
+from leases import fenced, hold
+from leases.clock import boottime
+from leases.errors import NotHeld, StaleInstance
+from tests.leases.test_fenced import existing
+from tests.leases.threads import in_thread
+from tests.ledger.models import Account, Entry
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def changed_since(entry: Entry, resource: str) -> None:
+    with hold(resource):
+        newer = Entry.objects.get(pk=entry.pk)
+        newer.memo = "newer"
+        newer.save()
+
+
+def test_refresh_of_one_field_does_not_make_an_old_instance_new(account: Account, resource: str) -> None:
+    entry = existing(account)
+    changed_since(entry, resource)
+    with hold(resource):
+        entry.refresh_from_db(fields=["amount_minor"])
+        with pytest.raises(StaleInstance):
+            entry.save()
+        entry.refresh_from_db(None, None)
+        entry.save()
+    assert Entry.objects.get().memo == "newer"
+
+
+def test_look_at_a_deferred_field_does_not_make_an_old_instance_new(account: Account, resource: str) -> None:
+    entry = Entry.objects.defer("amount_minor").get(pk=existing(account).pk)
+    changed_since(entry, resource)
+    with hold(resource):
+        assert entry.amount_minor == 1
+        with pytest.raises(StaleInstance):
+            entry.save()
+
+
+def test_instance_out_of_a_cache_is_not_new_because_another_machines_clock_is_ahead(
+    account: Account, resource: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = existing(account)
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(fenced, "_HERE", "another machine")
+        elsewhere.setattr(fenced, "boottime", lambda: boottime() + 1e6)
+        pickled = pickle.dumps(Entry.objects.get(pk=entry.pk))
+    with hold(resource):
+        with pytest.raises(StaleInstance):
+            pickle.loads(pickled).save()  # noqa: S301  # made above
+        copied(Entry.objects.get(pk=entry.pk)).save()
+
+
+def moved_while_another_wrote(entry: Entry, resource: str) -> Entry:
+    """Read `entry` before the lease on its account is granted, while another holder of that account changes it."""
+    read: Entry = Entry.objects.get(pk=entry.pk)
+    with in_thread(lambda: changed_since(entry, resource)):
+        pass
+    return read
+
+
+def test_row_that_moves_is_stale_if_it_was_read_before_the_lease_it_comes_from(account: Account, resource: str) -> None:
+    entry = existing(account)
+    target = Account.objects.create(name="Bob")
+    with hold(f"account:{target.pk}"):
+        read = moved_while_another_wrote(entry, resource)
+        with hold(resource):
+            read.account = target
+            for write in (read.save, lambda: Entry.objects.bulk_update([read], ["account", "memo"])):
+                with pytest.raises(StaleInstance):
+                    write()
+            read.refresh_from_db()
+            read.account = target
+            read.save()
+            read.memo = "and once more"
+            read.save()
+    assert Entry.objects.get().account == target
+
+
+def test_row_whose_account_was_not_read_is_stale_before_any_lease_that_is_held(account: Account, resource: str) -> None:
+    entry = existing(account)
+    target = Account.objects.create(name="Bob")
+    with hold(f"account:{target.pk}"):
+        read = Entry.objects.defer("account").get(pk=entry.pk)
+        with hold(resource):
+            read.account = target
+            with pytest.raises(StaleInstance):
+                read.save()
+
+
+def test_row_that_moves_without_the_lease_it_comes_from_is_refused_before_any_sql(account: Account) -> None:
+    entry = existing(account)
+    target = Account.objects.create(name="Bob")
+    with hold(f"account:{target.pk}"):
+        read = Entry.objects.get(pk=entry.pk)
+        read.account = target
+        with pytest.raises(NotHeld, match=f"account:{account.pk}"):
+            read.save()
+
+
+def test_write_of_other_fields_does_not_forget_where_the_row_is(account: Account, resource: str) -> None:
+    entry = existing(account)
+    target = Account.objects.create(name="Bob")
+    with hold(f"account:{target.pk}"):
+        with hold(resource):
+            read = Entry.objects.get(pk=entry.pk)
+            read.account = target
+            read.save(update_fields=["memo"])
+        with in_thread(lambda: changed_since(entry, resource)):
+            pass
+        with hold(resource), pytest.raises(StaleInstance):
+            read.save()
+    assert Entry.objects.get().memo == "newer"
