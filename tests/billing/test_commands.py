@@ -69,6 +69,7 @@ def break_off(proxy: Proxy) -> None:
         (["import_customers", "FILE"], 4, "0 rows taken before that; import FILE again"),
         (["after_failover"], 1, "Not all was put right, and nobody works on until it is: run this again"),
         (["rescue", "--once"], 1, "The pass could not be finished"),
+        (["leases", "ls"], 4, "The database does not answer as it should"),
         (["outbox", "status"], 1, "The database does not answer as it should"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
@@ -219,3 +220,12 @@ def test_mail_server_without_aiosmtpd_says_what_brings_it(monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "aiosmtpd.smtp", None)
     with pytest.raises(CommandError, match=r"is not installed: pip install -r requirements-dev\.txt"):
         call_command("mailserver", "--port=0", f"--record={tmp_path / 'mails.jsonl'}")
+
+
+def test_bill_without_redis_plans_the_run_and_says_what_enqueues_it(processes: Processes, tax: TaxService) -> None:
+    make_customer()
+    bill = processes.start("bill", "2026-05", env=NO_REDIS)
+    assert bill.wait(90) == 0  # half a minute is what the broker's client rides out
+    assert f"run {Run.objects.get().pk}, 2026-05, is planned: the broker does not answer" in bill.output()
+    assert "the rescuer will enqueue what it was not given" in bill.output()
+    assert "Traceback" not in bill.output()

@@ -4,6 +4,8 @@ import argparse
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandParser
+from django.db import InterfaceError, OperationalError
+from redis.exceptions import RedisError
 
 from leases.cli.breaking import Break
 from leases.cli.doctor import Doctor
@@ -13,7 +15,7 @@ from leases.cli.jobs import PruneJobs, Reopen
 from leases.cli.listing import Ls, Show
 from leases.cli.pruning import Prune
 from leases.cli.rescuing import Rescue
-from leases.cli.verb import Verb
+from leases.cli.verb import Verb, unavailable
 from leases.cli.watching import Watch
 
 VERBS: dict[str, type[Verb]] = {
@@ -51,4 +53,9 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         verb = VERBS[options.pop("verb")](self.stdout.write, self.stderr.write)
-        verb.run(**options)
+        try:
+            verb.run(**options)
+        except (OperationalError, InterfaceError) as error:
+            raise unavailable(f"The database does not answer as it should: {str(error).strip()}") from error
+        except RedisError as error:
+            raise unavailable(f"Redis does not answer as it should: {error}") from error
