@@ -1,6 +1,7 @@
 """The admin of messages: what it shows, at what cost, and who may decide what."""
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -9,9 +10,11 @@ from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
+from django.utils import timezone
 
 from outbox.inspecting import COUNTED
 from outbox.models import Decision, Message
+from tests.billing.test_admin_speed import MOST_READ, read_by
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -124,3 +127,36 @@ def test_list_costs_the_same_however_many_messages_there_are() -> None:
     fill(2 * COUNTED, "b")
     assert cost() == few
     assert f"{COUNTED + 1:,}".replace(",", "") in client.get(reverse(PAGE)).content.decode().replace(",", "")
+
+
+NARROWED = [
+    "",
+    "state__exact=pending",
+    "state__exact=claimed",
+    "state__exact=sent",
+    "state__exact=in_doubt",
+    "state__exact=cancelled",
+    "state__in=in_doubt,dead",
+    "created_at__gte={yesterday}",
+    "created_at__gte={yesterday}&state__exact=dead",
+    "q=k77",
+]
+
+
+def test_list_reads_a_bounded_number_of_rows_however_it_is_narrowed() -> None:
+    client = browser("view_message")
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO outbox_message (channel, dedupe_key, digest, payload, state, sent_at, created_at)"
+            " SELECT 'email', 'k' || n, '', '{}', s, CASE WHEN s = 'sent' THEN now() END,"
+            " now() - (100000 - n) * interval '5 minutes'"
+            " FROM generate_series(1, 100000) AS n, LATERAL (SELECT CASE n % 30000 WHEN 1 THEN 'cancelled'"
+            " WHEN 2 THEN 'in_doubt' WHEN 3 THEN 'dead' WHEN 4 THEN 'pending' ELSE 'sent' END AS s) AS states"
+        )
+        cursor.execute("VACUUM ANALYZE outbox_message")
+    yesterday = (timezone.now() - timedelta(days=1)).strftime("%Y-%m-%d %H:%M:%SZ")
+    for query in NARROWED:
+        with CaptureQueriesContext(connection) as queries:
+            assert client.get(f"{reverse(PAGE)}?{query.format(yesterday=yesterday)}").status_code == 200
+        too_much = {sql: rows for sql, rows in read_by(queries).items() if rows > MOST_READ}
+        assert not too_much
