@@ -73,6 +73,7 @@ def main() -> None:
     lost = 0
     for state, payload in Message.objects.values_list("state", "payload"):
         states[state] += 1
+        assert payload
         lost += state != "in_doubt" and payload["message_id"] not in arrived
     print(f"{options.kills} kills, seed {options.seed}, {options.messages} messages: {lost} lost,")
     print(f"{sum(arrived.values()) - len(arrived)} arrived twice, states {dict(states)}")

@@ -79,22 +79,24 @@ def held_xmin() -> Iterator[None]:
         yield
 
 
-def compare(
-    what: str, count: int, rounds: int, sides: dict[str, Callable[[], float]], fill: Callable[[], None]
-) -> None:
-    """Run the sides in turn and print messages per second of each, and the first by the second."""
+Side = tuple[Callable[[], None], Callable[[], float]]
+
+
+def compare(what: str, count: int, rounds: int, sides: dict[str, Side]) -> None:
+    """Fill and run the sides in turn, and print messages per second of each, and the first by each of the others."""
     speeds: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(rounds):
-        for name, run in sides.items():
+        for name, (fill, run) in sides.items():
             table.empty()
             fill()
             table.settle()
             speeds[name].append(count / run())
             assert table.left() == 0
     medians = {name: statistics.median(values) for name, values in speeds.items()}
-    first, second = list(medians.values())[:2]
+    first = next(iter(medians.values()))
     shown = "   ".join(f"{name} {value:9,.0f}/s" for name, value in medians.items())
-    print(f"{what:32} {shown}   ratio {first / second:.2f}", flush=True)
+    ratios = " ".join(f"{first / value:.2f}" for value in list(medians.values())[1:])
+    print(f"{what:16} {shown}   ratio {ratios}   load {os.getloadavg()[0]:.1f}", flush=True)
 
 
 def main() -> None:
@@ -113,31 +115,25 @@ def main() -> None:
         table.fill(1_000_000, state="sent", prefix="sent")
         table.fill(count)
 
-    def measure(name: str, sides: dict[str, Callable[[], float]], fill: Callable[[], None] = plain) -> None:
-        if options.only in (None, name):
-            compare(name, count, options.rounds, sides, fill)
-
-    for k in (1, 10, 50):
-        measure(
-            f"intent-per-{k}",
-            {"ours": partial(ours, k), "raw": partial(raw.drain, BATCH, k)},
-        )
-    measure("four-drainers", {"four": lambda: processes(4, 50), "one": lambda: processes(1, 50)})
-
-    def with_held_xmin() -> float:
+    def held() -> float:
         with held_xmin():
             return ours(50)
 
-    measure("held-xmin", {"held": with_held_xmin, "free": lambda: ours(50)})
-    if options.only in (None, "crowded"):
-        compare(
-            "crowded (2,000,000 others)",
-            count,
-            options.rounds,
-            {"crowded": lambda: ours(50)} | {"crowded again": lambda: ours(50)},
-            crowded,
-        )
-        compare("empty otherwise", count, options.rounds, {"empty": lambda: ours(50), "again": lambda: ours(50)}, plain)
+    free = partial(ours, 50)
+    measures: dict[str, dict[str, Side]] = {
+        f"intent-per-{k}": {"ours": (plain, partial(ours, k)), "raw": (plain, partial(raw.drain, BATCH, k))}
+        for k in (1, 10, 50)
+    }
+    measures["four-drainers"] = {
+        "four": (plain, partial(processes, 4, 50)),
+        "one": (plain, partial(processes, 1, 50)),
+    }
+    measures["held-xmin"] = {"held": (plain, held), "free": (plain, free)}
+    measures["crowded"] = {"crowded": (crowded, free), "empty": (plain, free)}
+    measures["crowded-held"] = {"both": (crowded, held), "neither": (plain, free)}
+    for name, sides in measures.items():
+        if options.only in (None, name):
+            compare(name, count, options.rounds, sides)
 
 
 if __name__ == "__main__":
