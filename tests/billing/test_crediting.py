@@ -47,6 +47,7 @@ def test_credit_note_is_mailed_when_the_invoice_was(customer: Customer) -> None:
 
 
 def test_slot_is_voided_and_billed_again_ten_times(customer: Customer) -> None:
+    # outbox B39
     # billing 49, 65: void is a status, it releases the usage once, and the slot is free for the next version
     for version in range(1, ROUNDS + 1):
         made = invoice(customer.pk, MAY)

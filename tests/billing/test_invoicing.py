@@ -196,6 +196,7 @@ def test_error_at_the_last_step_leaves_nothing_and_a_retry_succeeds(
 
 
 def test_overlapping_period_is_parked_with_both_documents_named(customer: Customer) -> None:
+    # outbox B42
     # billing 23, 24
     invoice(customer.pk, MAY)
     make_usage(customer, "3")

@@ -36,12 +36,15 @@ def ago(seconds: float) -> Now:
 
 
 def test_item_that_nobody_finishes_is_enqueued_again_once(sent: list[int]) -> None:
+    # outbox B55
     assert rescue() == Rescued(abandoned=3, stalled=0)
     assert sorted(sent) == sorted(Item.objects.values_list("customer", flat=True))
     assert rescue() == NOTHING
 
 
 def test_item_whose_lease_is_live_is_left_to_its_holder(sent: list[int]) -> None:
+    # locks L51 L52
+    # outbox B51
     first, *others = Item.objects.order_by("pk").values_list("customer", flat=True)
     with hold(f"customer:{first}"):
         assert rescue() == Rescued(abandoned=2, stalled=0)
@@ -100,6 +103,7 @@ def test_stalled_items_wait_twice_as_long_each_time(sent: list[int]) -> None:
 
 
 def test_item_that_was_never_enqueued_is_found(sent: list[int]) -> None:
+    # outbox C65
     # the process that planned the run ended before it told the broker
     Item.objects.update(started_at=None, enqueued_at=None)
     Run.objects.update(created_at=ago(29))
@@ -121,5 +125,6 @@ def test_second_attempt_that_was_killed_is_abandoned_too(sent: list[int]) -> Non
 
 
 def test_what_is_done_is_never_enqueued_again(sent: list[int]) -> None:
+    # outbox B52
     Item.objects.update(outcome="parked", concluded_at=ago(50))
     assert rescue() == NOTHING

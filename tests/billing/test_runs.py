@@ -130,6 +130,8 @@ def test_run_bills_everybody_and_says_so(start: Start) -> None:
 
 
 def test_billing_again_finds_everything_invoiced(start: Start) -> None:
+    # locks L50
+    # outbox B40
     made = customers(5)
     workers(start)
     assert start("bill", "2026-05", "--wait").wait(60) == 0
@@ -182,6 +184,7 @@ def test_tax_outage_fails_items_for_now_and_they_recover(start: Start, processes
 
 
 def test_broker_that_forgot_everything_costs_time_only(start: Start, redis_server: PrivateRedis) -> None:
+    # outbox C63
     made = customers(20)
     bill = start("bill", "2026-05", "--wait")
     bill.wait_for_line("20 customers enqueued")
@@ -193,6 +196,7 @@ def test_broker_that_forgot_everything_costs_time_only(start: Start, redis_serve
 
 
 def test_work_of_a_killed_worker_comes_back(start: Start) -> None:
+    # outbox B47
     made = customers(4, lines=12)
     running = workers(start, BILLING_TAX_LINES_PER_REQUEST="1")
     bill = start("bill", "2026-05", "--wait")

@@ -146,6 +146,7 @@ def check_one_invoice(customer: Customer) -> None:
 
 
 def test_six_callers_get_the_one_invoice(customer: Customer) -> None:
+    # outbox B43
     outcomes = at_once(CALLERS, lambda _: invoice(customer.pk, MAY, wait=timedelta(seconds=30)))
     assert Counter(outcome.kind for outcome in outcomes) == {
         Item.Outcome.ISSUED: 1,
@@ -159,6 +160,7 @@ def test_six_callers_get_the_one_invoice(customer: Customer) -> None:
 def test_six_callers_meet_the_constraint_with_everything_else_switched_off(
     customer: Customer, refusals: list[str]
 ) -> None:
+    # outbox B39
     outcomes = at_once(CALLERS, lambda _: invoice(customer.pk, MAY))
     assert Counter(outcome.kind for outcome in outcomes) == {
         Item.Outcome.ISSUED: 1,
@@ -171,6 +173,7 @@ def test_six_callers_meet_the_constraint_with_everything_else_switched_off(
 
 @pytest.mark.django_db(transaction=True)
 def test_six_callers_that_read_then_insert_without_a_constraint_make_six_invoices() -> None:
+    # outbox B39
     """Red: what the incident's code did, and what the constraint is for."""
     with connection.cursor() as cursor:
         cursor.execute("CREATE TABLE naive_invoice (id bigserial, customer_id bigint, period text)")

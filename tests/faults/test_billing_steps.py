@@ -83,6 +83,7 @@ def test_worker_frozen_past_its_lease_cannot_write_after_takeover(
     customer: Customer,
     step: str,
 ) -> None:
+    # outbox B46
     before = requests(simulators["taxservice"], customer)
     resource = f"customer:{customer.pk}"
     first = programs.start("invoice", str(customer.pk), PERIOD, "0", fault=f"SIGSTOP {step}")

@@ -101,6 +101,8 @@ def test_same_message_delivered_five_times_at_once(
     redis_client: "redis.Redis",
     workers: Callable[..., Program],
 ) -> None:
+    # locks L53
+    # outbox B40, C61, C62, C69
     customer = add_customer(1)
     broker = make_broker(redis_server.url)
     broker.declare_queue("billing")

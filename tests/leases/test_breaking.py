@@ -29,6 +29,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def test_broken_holder_cannot_write_and_the_next_can_start(account: Account, resource: str, redis: Any) -> None:
+    # locks L49
     with pytest.raises(LeaseLost), hold(resource) as lease:
         broken = break_lease(resource, reason="it hangs", by="ada")
         assert (broken.token, broken.holder, broken.key_deleted) == (lease.token, lease.holder, True)
@@ -141,6 +142,7 @@ def test_holder_frozen_inside_its_transaction_does_not_hold_up_the_break(account
 
 
 def test_next_holder_gets_a_higher_token_than_the_raised_fence() -> None:
+    # locks L05
     steal("customer:1")
     break_lease("customer:1", reason="it hangs", by="ada")
     raised = Fence.objects.get().token

@@ -241,6 +241,7 @@ def declare(broker: StubBroker, **options: Any) -> None:
 
 
 def test_E014_time_limit_below_the_longest_hold(broker: StubBroker, settings: Any) -> None:
+    # outbox B57
     declare(broker)
     assert settings_checks.dramatiq_limits() == []
     settings.LEASES_MAX_HOLD = timedelta(hours=2)

@@ -103,6 +103,7 @@ def test_write_without_the_lease_is_refused_before_any_sql(
 
 @pytest.mark.parametrize("name", WRITES)
 def test_frozen_holder_cannot_write_after_takeover(name: str, account: Account, resource: str) -> None:
+    # outbox B58
     entry = existing(account)
     before = list(Entry.objects.values())
     with pytest.raises(LeaseLost), hold(resource) as lease:
@@ -210,6 +211,7 @@ def test_presented_token_does_not_leak_into_the_next_transaction(account: Accoun
 
 
 def test_stale_transaction_cannot_commit_after_the_successor_registered(account: Account, resource: str) -> None:
+    # locks L72
     """locks L72: with a plain SELECT, or a foreign key's lock, the first would commit after the second."""
     import threading
 

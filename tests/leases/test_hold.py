@@ -35,6 +35,7 @@ SHORT = timedelta(milliseconds=600)
 
 
 def test_lease_registers_its_token_and_records_its_end(redis: Any) -> None:
+    # outbox B60
     with hold("customer:1") as lease:
         assert redis.get(key_of("customer:1")) == f"{lease.holder}:{lease.token}".encode()
         assert Fence.objects.get(resource="customer:1").token == lease.token
@@ -76,6 +77,7 @@ def test_waiting_caller_gets_the_lease_after_its_release() -> None:
 
 
 def test_lease_outlives_its_ttl_many_times_while_renewed(redis: Any) -> None:
+    # outbox B46, B58
     with hold("customer:1", ttl=SHORT) as lease:
         first = lease.deadline
         wait_until(lambda: lease.deadline > first + 3 * SHORT.total_seconds())
@@ -85,6 +87,7 @@ def test_lease_outlives_its_ttl_many_times_while_renewed(redis: Any) -> None:
 
 
 def test_lease_is_abandoned_when_renewal_finds_another_holder() -> None:  # locks L25
+    # locks L38
     with pytest.raises(LeaseLost) as lost, hold("customer:1", ttl=SHORT) as lease:
         steal("customer:1")
         wait_until(lambda: not lease.is_held)
@@ -102,6 +105,7 @@ def test_body_that_ended_well_but_lost_its_lease_raises() -> None:
 
 
 def test_release_after_expiry_leaves_the_successors_key(redis: Any) -> None:  # locks L12 L14 L15
+    # outbox B49
     with pytest.raises(LeaseLost), hold("customer:1", ttl=SHORT) as lease:
         token = steal("customer:1")
         wait_until(lambda: not lease.is_held)
@@ -109,6 +113,7 @@ def test_release_after_expiry_leaves_the_successors_key(redis: Any) -> None:  # 
 
 
 def test_release_twice_is_quiet_and_no_incident() -> None:  # locks L18
+    # outbox B53
     with hold("customer:1") as lease:
         pass
     lease.release()
@@ -298,6 +303,7 @@ def test_forked_child_owns_nothing(redis: Any) -> None:
 
 
 def test_waiter_is_woken_by_the_release_not_by_its_poll(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    # outbox B54
     monkeypatch.setattr("leases.acquiring._LONGEST_WAIT_S", 60.0)
     got: list[int] = []
     waiting = Event()

@@ -88,6 +88,7 @@ def worker() -> Iterator[None]:
 def test_job_that_lost_its_lease_is_stopped_and_put_back(  # locks L54 L55 L75
     name: str, how: set[str], worker: None, settings: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
+    # outbox C67
     settings.LEASES_RETRY_DELAY = timedelta(hours=1)
     caplog.set_level(logging.INFO, "leases")
     interrupted.send(name)

@@ -163,6 +163,7 @@ def test_holder_that_stopped_reading_in_mid_result_does_not_hold_up_its_successo
 def test_leases_and_fences_work_through_a_pooler_in_transaction_mode(  # locks L58
     server: PostgresServer, scratch: Scratch, tmp_path: Path
 ) -> None:
+    # outbox A38
     assert server.port
     with Pooler(server, scratch, tmp_path) as port, other_database.reached_at(port):
         connections[ALIAS].settings_dict["DISABLE_SERVER_SIDE_CURSORS"] = True

@@ -56,6 +56,7 @@ def test_evicted_lease_does_not_lower_the_next_token(redis_server: PrivateRedis,
 
 
 def test_no_key_is_left_in_redis_however_many_resources_were_leased(redis: Any) -> None:  # locks L06
+    # outbox B59
     for number in range(50):
         with hold(f"customer:{number}"):
             pass
@@ -73,6 +74,7 @@ def test_lease_keeps_its_own_token_after_it_was_lost() -> None:  # locks L07
 def test_late_release_of_one_acquisition_leaves_the_next_of_the_same_process(
     redis: Any,
 ) -> None:  # locks L13 L21 L23 L24
+    # outbox B53
     first = acquire("customer:1")
     redis.delete(key_of("customer:1"))
     second = acquire("customer:1")
@@ -169,6 +171,7 @@ def test_expired_lease_is_not_resurrected_by_a_renewal_that_still_finds_its_key(
 
 
 def test_scripts_touch_only_the_key_they_are_given() -> None:  # locks L61
+    # locks L44
     scripts = sorted((SOURCES / "lua").glob("*.lua"))
     assert len(scripts) == 3
     for script in scripts:

@@ -92,6 +92,7 @@ def test_acquire_on_a_silent_redis_fails_typed_and_leaves_nothing_behind(proxy: 
 
 
 def test_release_on_a_silent_redis_neither_fails_the_job_nor_hides_its_end(proxy: Proxy) -> None:  # locks L16 L19 L66
+    # locks L17
     with hold("customer:1") as lease:
         proxy.silent = True
     assert LeaseRecord.objects.get(token=lease.token).end == LeaseRecord.End.RELEASED

@@ -56,6 +56,7 @@ def execute_and_be_robbed(resource: str, query: str) -> None:
 
 
 def test_sleeping_query_is_cancelled_when_the_lease_is_lost() -> None:  # locks L54
+    # locks L35
     with pytest.raises(LeaseLost) as lost, hold("customer:1", ttl=SHORT):
         execute_and_be_robbed("customer:1", "SELECT pg_sleep(30)")
     assert isinstance(lost.value.__cause__ or lost.value.__context__, OperationalError)
@@ -92,6 +93,7 @@ def test_holder_and_the_thread_it_lent_its_lease_to_are_both_cancelled() -> None
 
 
 def test_python_loop_is_interrupted_when_the_lease_is_lost() -> None:
+    # locks L56
     with (
         pytest.raises(Interrupted),
         hold("customer:1", ttl=SHORT) as lease,
@@ -130,6 +132,7 @@ def test_stop_of_a_job_never_hits_the_next_job_on_its_connection() -> None:
 
 
 def test_frozen_holder_with_an_open_transaction_is_cleared_out_of_the_way(account: Account, resource: str) -> None:
+    # locks L73
     """locks L73: without it the next holder waits for as long as the frozen one sleeps."""
     opened, taken = threading.Event(), threading.Event()
 

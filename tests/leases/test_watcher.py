@@ -89,6 +89,7 @@ def test_crashed_holder_is_recorded_as_crashed(processes: Any) -> None:
 
 
 def test_holder_that_renews_is_never_accused(settings: Any) -> None:
+    # locks L36
     settings.LEASES_WATCH_INTERVAL = timedelta(milliseconds=20)
     with watching(Watcher()), hold("customer:1", ttl=SHORT) as lease:
         first = lease.deadline

@@ -110,7 +110,8 @@ def test_replay_is_asked_permissioned_guarded_and_kept_in_the_history(client: Cl
 
 
 def test_errors_of_jobs_are_shown_as_text(client: Client) -> None:
-    """D24: arguments and tracebacks were marked as safe, and ran as script in the reader's browser."""
+    # outbox D24
+    """Arguments and tracebacks were marked as safe, and ran as script in the reader's browser."""
     letter = kill("ada")
     for url in [page("deadletter"), reverse("admin:leases_deadletter_change", args=[letter.pk])]:
         text = client.get(url).content.decode()

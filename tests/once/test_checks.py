@@ -18,7 +18,8 @@ def found(id_: str) -> list[Any]:
 
 
 def test_rabbitmq_whose_consumer_timeout_is_below_max_hold() -> None:
-    """D17, log 68: its default of 30 minutes gives the message of a longer job to another worker, again and again."""
+    # outbox C68, D17
+    """Its default of 30 minutes gives the message of a longer job to another worker, again and again."""
     with override_settings(BROKER_URL="amqp://localhost", BROKER_CONSUMER_TIMEOUT=timedelta(minutes=30)):
         (message,) = found("project.E002")
         assert "consumer_timeout = 4200000" in message.hint

@@ -30,7 +30,7 @@ def enqueue(actor: "dramatiq.Actor[..., Any]", name: str) -> None:
 
 
 def drain(processes: Processes, jobs: Jobs, **env: str) -> RunningProcess:
-    env = {**jobs.env, **env, "DJANGO_SETTINGS_MODULE": "tests.once.drainer_settings"}
+    env = {**jobs.env, **env, "DJANGO_SETTINGS_MODULE": "tests.once.faulty_settings"}
     return processes.start("drain_outbox", "--watch", "--channel", "job", env=env)
 
 
@@ -39,7 +39,7 @@ def is_sent() -> bool:
 
 
 def test_job_runs_if_its_transaction_commits_and_never_if_it_rolls_back(jobs: Jobs, processes: Processes) -> None:
-    # outbox C76
+    # outbox C76, D18
     with suppress(ZeroDivisionError), transaction.atomic():
         enqueue(actors.plain, "rolled back")
         1 / 0  # noqa: B018

@@ -299,6 +299,7 @@ def test_key_opened_again_runs_once_more_and_the_record_says_who_and_why() -> No
 
 
 def test_different_arguments_never_share_a_key() -> None:
+    # outbox B56, D19
     @once("mail:{a}:{b}")
     def mail(a: str, b: str) -> None:
         Effect.objects.create(name="mail", pid=1)
@@ -318,6 +319,7 @@ def test_arguments_that_give_no_usable_key_are_refused(value: Any) -> None:
 
 
 def test_mistakes_in_the_decorator_show_when_the_module_is_imported() -> None:
+    # outbox D16
     with pytest.raises(ValueError, match="no parameter"):
         once("x:{nobody}")(lambda user_id: None)
     with pytest.raises(ValueError, match="separator"):

@@ -23,7 +23,8 @@ def finished(runs: RunningProcess, number: int) -> Callable[[], bool]:
 
 
 def test_thousand_enqueues_before_during_and_after_give_one_effect(jobs: Jobs, redis: Any, gate: Path) -> None:
-    """Logs 44 and 45: a lock that is free once the job starts, or covers only what is queued, lets others through."""
+    # outbox B45
+    """A lock that is free once the job starts, or covers only what is queued, lets others through."""
     for _ in range(500):
         jobs.send(actors.slow, "ada")
     gate.touch()
@@ -50,6 +51,7 @@ def queue_is_waiting_for(workers: RunningProcess) -> bool:
 
 
 def test_thousand_enqueues_of_a_quick_job_give_one_effect(jobs: Jobs, redis: Any) -> None:
+    # outbox B44
     for _ in range(1000):
         jobs.send(actors.welcome, "ada")
     workers = jobs.start(2, 4)
@@ -74,7 +76,8 @@ def test_lock_around_a_quick_job_lets_the_second_payload_run(jobs: Jobs, redis: 
 
 
 def test_killed_worker_leaves_the_key_free_and_its_message_runs_elsewhere(jobs: Jobs, gate: Path, redis: Any) -> None:
-    """Log 47: after a kill the lock stayed, and the job could never be enqueued again."""
+    # outbox B47, D3, E5
+    """After a kill the lock stayed, and the job could never be enqueued again."""
     gate.touch()
     jobs.send(actors.slow, "ada")
     first = jobs.start(1, 1)
@@ -110,13 +113,38 @@ def test_failures_after_the_effect_are_rolled_back_and_retried(jobs: Jobs, redis
 
 
 def test_same_message_in_two_workers_takes_effect_once(jobs: Jobs) -> None:
-    """Logs 61 and 62: the broker hands a message that is being worked on to another worker."""
+    # outbox A22, B56, C75, D7
+    """The broker hands a message that is being worked on to another worker."""
     message = actors.welcome.message("ada")
     for _ in range(20):
         jobs.broker.enqueue(message)
     workers = jobs.start(2, 4)
     wait_until(finished(workers, 20), 30)
     assert actors.effects("ada") == 1
+
+
+@pytest.mark.parametrize("jobs", ["redis"], indirect=True)
+def test_worker_frozen_before_it_acknowledged_has_its_message_run_elsewhere_without_effect(
+    jobs: Jobs, redis: Any, tmp_path: Path
+) -> None:
+    # outbox D1, E1
+    marker = tmp_path / "marker"
+    frozen = jobs.start(
+        1,
+        1,
+        DJANGO_SETTINGS_MODULE="tests.once.faulty_settings",
+        FAULT_STEP="receipt.done",
+        FAULT_SIGNAL="SIGSTOP",
+        FAULT_MARKER=str(marker),
+    )
+    jobs.send(actors.welcome, "ada")
+    wait_until(marker.exists, 30)
+    other = jobs.start(1, 1)
+    other.wait_for_event("receipt.again", 60, key="welcome:ada")
+    frozen.thaw()  # its acknowledgement finds that the message is no longer its own
+    wait_until(jobs.is_done)
+    assert actors.effects("ada") == 1
+    assert Receipt.objects.get().asked_again == 1
 
 
 def test_many_keys_interleaved_give_exactly_one_effect_each(jobs: Jobs) -> None:

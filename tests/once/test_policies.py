@@ -48,6 +48,7 @@ def overlaps() -> list[tuple[str, str]]:
 
 
 def test_default_goes_back_to_the_queue_until_the_resource_is_free(jobs: Jobs) -> None:
+    # outbox B48
     workers = jobs.start(2, 2)
     with busy("a"):
         jobs.send(actors.retry_later, "a", "one")
@@ -187,6 +188,7 @@ def test_serial_job_survives_a_database_that_does_not_take_its_place(
 def test_what_follows_a_success_does_not_follow_a_job_that_was_put_back(
     settings: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
+    # outbox E6
     """With Dramatiq's own pipelines, callbacks and results, for which a job that returns has succeeded."""
     settings.LEASES_RETRY_DELAY = timedelta(milliseconds=50)
     results = StubBackend()

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def test_sigterm_gives_back_what_was_not_begun_while_a_job_still_runs(jobs: Jobs, gate: Path, file: Path) -> None:
+    # outbox D12
     gate.touch()
     for number in range(6):
         jobs.send(actors.index, f"{number}")
@@ -67,6 +68,15 @@ def test_nothing_is_lost_or_done_twice_while_workers_come_and_go(jobs: Jobs, num
     assert Effect.objects.values("name").distinct().count() == total == Receipt.objects.count()
 
 
+def test_worker_process_that_is_killed_ends_all_with_an_error_for_the_supervisor(jobs: Jobs) -> None:
+    # outbox D13
+    workers = jobs.start(2, 1)
+    wait_until(lambda: workers.output().count("ready for action") == 2, 30)
+    ready = next(event for event in workers.events() if "ready for action" in event["message"])
+    os.kill(ready["process"], signal.SIGKILL)
+    assert workers.wait(40) != 0
+
+
 def end(workers: RunningProcess, number: signal.Signals) -> None:
     if number == signal.SIGKILL:
         workers.kill()
@@ -76,6 +86,7 @@ def end(workers: RunningProcess, number: signal.Signals) -> None:
 
 
 def test_sigterm_to_an_idle_worker_ends_it_within_seconds(jobs: Jobs) -> None:
+    # outbox D25
     worker = jobs.start(1, 2)
     worker.wait_for_line("ready for action", 30)
     began = time.monotonic()

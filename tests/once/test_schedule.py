@@ -44,6 +44,7 @@ def test_schedule_seen_for_the_first_time_has_missed_nothing() -> None:
 
 
 def test_missed_slots_are_fired_all_or_the_latest_or_not_at_all() -> None:
+    # outbox D26
     minute = timedelta(minutes=1)
     for policy, fired, left_out in [("all", 10, 0), ("latest", 1, 9), ("skip", 1, 9)]:
         last_seen(10 * minute)
@@ -76,6 +77,7 @@ def test_frozen_leader_that_wakes_fires_nothing_its_successor_fired() -> None:
 
 
 def test_many_schedulers_fire_each_slot_once(processes: Processes, jobs: Jobs) -> None:
+    # outbox D26
     env = {"BROKER_URL": jobs.url, "BROKER_CONSUMER_TIMEOUT_SECONDS": "4200"}
     started = [processes.start("schedule", env=env) for _ in range(3)]
     leaders = wait_until(lambda: [one for one in started if one.events("scheduler.elected")], 40)

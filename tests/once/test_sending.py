@@ -19,6 +19,7 @@ def queued() -> int:
 
 
 def test_pending_key_is_not_enqueued_again_and_others_are() -> None:
+    # outbox C72
     assert send_once(actors.welcome, "ada") is not None
     assert send_once(actors.welcome, name="ada") is None
     assert send_once(actors.welcome, "bob") is not None
@@ -35,7 +36,8 @@ def test_done_key_is_not_enqueued_until_it_is_opened_again() -> None:
 
 @override_settings(LEASES_PENDING_TTL=timedelta(milliseconds=50))
 def test_key_whose_message_was_lost_can_be_enqueued_when_the_mark_expires(redis: Any) -> None:
-    """Logs 47, 48 and 50: a lock of a job that exists nowhere must not keep it from being enqueued for ever."""
+    # outbox B50
+    """A lock of a job that exists nowhere must not keep it from being enqueued for ever."""
     from tests.waiting import wait_until
 
     send_once(actors.welcome, "ada")

@@ -103,7 +103,8 @@ def test_what_the_broker_cannot_tell_is_null_and_no_metric(jobs: Jobs, capsys: p
 
 
 def test_job_that_fails_for_good_is_kept_with_its_reason(jobs: Jobs, file: Path) -> None:
-    """D14, log 32: dead letters are deleted unseen after a week."""
+    # outbox D14
+    """Dead letters are deleted unseen after a week."""
     jobs.send(actors.charge, "bob", "before")
     jobs.start(1, 2)
     letter = wait_until(only_letter, 60)
@@ -114,6 +115,7 @@ def test_job_that_fails_for_good_is_kept_with_its_reason(jobs: Jobs, file: Path)
 
 
 def test_dead_letter_is_replayed_once_and_not_when_its_job_was_done_since(jobs: Jobs, gate: Path) -> None:
+    # outbox D14
     gate.touch()
     jobs.send(actors.picky, "ada")
     jobs.send(actors.picky, "ada")
@@ -163,7 +165,8 @@ def test_replay_that_the_broker_refuses_leaves_the_letter_as_it_was(monkeypatch:
 
 
 def test_message_of_an_actor_that_nobody_knows_is_kept(jobs: Jobs) -> None:
-    """D6: a job for a newer version of the code must not vanish in an older worker."""
+    # outbox D6
+    """A job for a newer version of the code must not vanish in an older worker."""
     unknown: dramatiq.Message[Any] = dramatiq.Message(
         queue_name=QUEUE, actor_name="from_tomorrow", args=(1, "\x00"), kwargs={}, options={}
     )

@@ -76,7 +76,7 @@ def test_drainer_killed_at_a_step_sends_nothing_twice_and_loses_nothing(
     drainer_env: dict[str, str],
     tmp_path: Path,
 ) -> None:
-    # outbox A5, A7, A9, A13
+    # outbox A5, A7, A9, A13, A14, A27
     keys = published(publish)
     nth = "1" if step == "outbox.claimed" else "3"
     killed = start(processes, drainer_env, FAULT_STEP=step, FAULT_NTH=nth)
@@ -130,6 +130,7 @@ def test_drainer_frozen_past_its_claim_then_woken_sends_nothing_twice_and_loses_
     drainer_env: dict[str, str],
     tmp_path: Path,
 ) -> None:
+    # outbox A36
     # outbox A26, A37: the claim is longer than the freeze is not
     keys = published(publish)
     frozen = start(processes, drainer_env, FAULT_STEP=step, FAULT_SIGNAL="SIGSTOP")
@@ -210,6 +211,7 @@ def test_sigterm_gives_back_what_a_micro_batch_has_not_begun(
     processes: Processes,
     drainer_env: dict[str, str],
 ) -> None:
+    # outbox A20
     mail_server.mode, mail_server.delay = "slow", 0.5
     keys = published(publish)
     options = ["--watch", "--concurrency", "1", "--micro-batch", str(MESSAGES)]
@@ -247,6 +249,7 @@ def test_second_signal_ends_at_once_and_leaves_the_one_in_hand_in_doubt(
 def test_connection_cut_at_any_step_sends_nothing_twice_and_loses_nothing(
     mail_server: MailServer, publish: Publish, drain: Drain, on_event: Callable[..., None]
 ) -> None:
+    # outbox A28
     # outbox A13, A19: the database is gone between 250 and the mark; that is no failed send
     keys = published(publish)
 

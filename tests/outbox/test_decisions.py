@@ -195,6 +195,7 @@ def test_resolve_and_cancel_by_command(publish: Publish) -> None:
 
 
 def test_requeue_all_dead_of_a_channel(publish: Publish) -> None:
+    # outbox A16
     for number in range(3):
         publish(f"k{number}")
     Message.objects.update(state=State.DEAD)

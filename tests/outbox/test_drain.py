@@ -227,6 +227,7 @@ def test_deadline_that_passes_between_claim_and_intent_stops_the_message(
 def test_cancel_that_is_not_committed_yet_holds_nobody_up(
     mail_server: MailServer, publish: Publish, drain: Drain, on_event: Callable[..., None]
 ) -> None:
+    # outbox A25
     for number in range(5):
         publish(f"k{number}")
     cancelled, drained = threading.Event(), threading.Event()

@@ -169,6 +169,7 @@ def test_poison_among_neighbours_stops_nobody(mail_server: MailServer, publish: 
 
 
 def test_attempt_budget_ends_in_dead(mail_server: MailServer, publish: Publish, drain: Drain, settings: Any) -> None:
+    # outbox A32
     settings.OUTBOX_MAX_ATTEMPTS = 3
     mail_server.mode = "tempfail"
     publish()
@@ -194,6 +195,7 @@ def test_wall_clock_budget_ends_in_dead(mail_server: MailServer, publish: Publis
 
 
 def test_retries_wait_longer_each_time_with_full_jitter(settings: Any) -> None:
+    # outbox A29
     from outbox import retries
 
     settings.OUTBOX_RETRY_BASE, settings.OUTBOX_RETRY_CAP = timedelta(seconds=10), timedelta(seconds=100)

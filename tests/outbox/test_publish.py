@@ -91,6 +91,7 @@ def test_a_failed_publish_leaves_the_callers_transaction_usable() -> None:
 
 
 def test_six_transactions_publishing_one_key_at_once_make_one_message() -> None:
+    # outbox A21
     # outbox B39: "exists?" then insert made six of six
     barrier = threading.Barrier(6)
     ids: list[int] = []

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator
 from datetime import timedelta
+from typing import Any
 
 import dramatiq
 import pytest
@@ -12,6 +13,7 @@ from dramatiq.brokers.redis import RedisBroker
 from dramatiq.middleware import AgeLimit, CurrentMessage, ShutdownNotifications, TimeLimit
 
 from leases.conf import conf
+from leases.models import DeadLetter
 from project.broker import make_broker
 from project.broker_middleware import DatabaseConnections
 from project.logs import JobFilter
@@ -84,6 +86,7 @@ def test_log_line_of_a_job_carries_message_id_and_run(
 def test_connection_that_the_server_closed_does_not_fail_the_next_message(
     broker: dramatiq.Broker, worker: dramatiq.Worker, lines: Lines
 ) -> None:
+    # outbox C74, D21
     @dramatiq.actor(broker=broker, queue_name="test_connections", max_retries=0)
     def backend() -> None:
         with connection.cursor() as cursor:
@@ -103,12 +106,42 @@ def test_connection_that_the_server_closed_does_not_fail_the_next_message(
 
 
 def test_no_job_is_interrupted_while_its_lease_may_last(broker: dramatiq.Broker) -> None:
+    # outbox B57, D10
     limits = [m.time_limit for m in broker.middleware if isinstance(m, TimeLimit)]
     assert len(limits) == 1
     assert timedelta(milliseconds=limits[0]) > conf.MAX_HOLD
 
 
+def test_job_runs_once_more_than_it_may_be_retried_and_not_again_after_an_error_it_throws(
+    broker: dramatiq.Broker, worker: dramatiq.Worker
+) -> None:
+    # outbox D9, E7
+    runs: list[str] = []
+
+    @dramatiq.actor(broker=broker, queue_name="test_retries", max_retries=3, min_backoff=1, max_backoff=2)
+    def fail() -> None:
+        runs.append("fail")
+        raise RuntimeError("as told")
+
+    @dramatiq.actor(broker=broker, queue_name="test_retries", max_retries=3, throws=ZeroDivisionError)
+    def throw() -> None:
+        runs.append("throw")
+        raise ZeroDivisionError
+
+    fail.send()
+    throw.send()
+    wait_until(lambda: DeadLetter.objects.count() == 2, 30)
+    assert (runs.count("fail"), runs.count("throw")) == (4, 1)
+
+
+def test_dead_workers_are_looked_for_every_few_seconds_also_by_one_idle_worker(broker: Any) -> None:
+    # outbox D3, E5
+    looks_per_second = 1.3 * broker.maintenance_chance / 1_000_000
+    assert 1 / looks_per_second < 10
+
+
 def test_messages_are_never_dropped_for_their_age_nor_jobs_broken_off_by_a_shutdown(broker: dramatiq.Broker) -> None:
+    # outbox D11, D15
     assert any(isinstance(middleware, CurrentMessage) for middleware in broker.middleware)
     assert not any(isinstance(middleware, AgeLimit | ShutdownNotifications) for middleware in broker.middleware)
 

@@ -1,6 +1,6 @@
 """What Dramatiq's Redis broker was seen to do, on the library's own broker (red) and on ours.
 
-D and E numbers are those of the facts and experiments that Dramatiq 2.2.1 was measured with.
+The numbers are those of docs/public-bugs.md; Dramatiq 2.2.1 was measured.
 """
 
 import threading
@@ -98,7 +98,8 @@ class Blocking:
 def test_worker_with_a_full_prefetch_keeps_its_message(
     make: Callable[[], RedisBroker], is_taken: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """D4, E2: a backlog of delayed messages silences a healthy worker, and its running message goes to another."""
+    # outbox C61, D4, E2
+    """A backlog of delayed messages silences a healthy worker, and its running message goes to another."""
     blocking = Blocking(make(), monkeypatch)
     blocking.start(queued=2, delayed=25)
     try:
@@ -111,7 +112,8 @@ def test_worker_with_a_full_prefetch_keeps_its_message(
 def test_worker_whose_clock_is_slow_keeps_its_message(
     make: Callable[[], RedisBroker], is_taken: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """D2, E3: a clock that is 61 s slow lets others take the message at once."""
+    # outbox D2, E3
+    """A clock that is 61 s slow lets others take the message at once."""
     slow = make()
     slow.declare_queue(QUEUE)
     theirs().enqueue(dramatiq.Message(queue_name=QUEUE, actor_name="x", args=(), kwargs={}, options={}))
@@ -123,7 +125,8 @@ def test_worker_whose_clock_is_slow_keeps_its_message(
 
 
 def test_messages_whose_fetch_was_never_answered_come_back() -> None:
-    """D5: they belong to a process that lives and does not know of them."""
+    # outbox C65, D5
+    """They belong to a process that lives and does not know of them."""
     broker = ours()
     broker.known[QUEUE] = set()
     for _ in range(3):
@@ -151,7 +154,8 @@ def test_messages_that_are_worked_on_are_not_given_back(monkeypatch: pytest.Monk
 def test_delayed_messages_run_after_redis_was_away_when_they_became_due(
     kind: type[RedisBroker], runs: bool, redis_server: PrivateRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """D5, D8, log 63: the consumer's thread ended for good, and delayed messages were not run for hours."""
+    # outbox C63, D5, D8
+    """The consumer's thread ended for good, and delayed messages were not run for hours."""
     monkeypatch.setattr("dramatiq.worker.CONSUMER_RESTART_DELAY_SECS", 0.2)
     monkeypatch.setattr(redis_broker, "_LOST_EVERY_S", 0.2)
     monkeypatch.setattr(threading, "excepthook", lambda args: None)  # of the thread that ends for good
@@ -178,7 +182,8 @@ def test_delayed_messages_run_after_redis_was_away_when_they_became_due(
 def test_retry_is_kept_while_redis_is_away(
     kind: type[Retries], is_lost: bool, redis_server: PrivateRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """D7, E4: the retry cannot be enqueued, the error is swallowed, and the message that failed is acknowledged."""
+    # outbox C64, D7, E4
+    """The retry cannot be enqueued, the error is swallowed, and the message that failed is acknowledged."""
     monkeypatch.setattr(broker_middleware, "ENQUEUE_AGAIN_S", 0.2)
     monkeypatch.setattr("dramatiq.worker.POST_PROCESS_MESSAGE_RETRY_DELAY_SECS", 0.2)
     monkeypatch.setattr("dramatiq.worker.CONSUMER_RESTART_DELAY_SECS", 0.2)
@@ -210,8 +215,54 @@ def test_retry_is_kept_while_redis_is_away(
     worker.stop(2000)
 
 
+@pytest.mark.parametrize(("kind", "is_acknowledged"), [(RedisBroker, False), (ServerTimeRedisBroker, True)])
+def test_acknowledgement_that_timed_out_is_sent_again(
+    kind: type[RedisBroker], is_acknowledged: bool, redis_server: PrivateRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # outbox C64, D20
+    """A timeout is no connection error to redis-py: the message stays unacknowledged until the worker ends."""
+    monkeypatch.setattr("dramatiq.worker.POST_PROCESS_MESSAGE_RETRY_DELAY_SECS", 0.2)
+    monkeypatch.setattr("dramatiq.worker.CONSUMER_RESTART_DELAY_SECS", 0.2)
+    client = redis.Redis.from_url(redis_server.url, retry=Retry(NoBackoff(), 0), socket_timeout=0.3)
+    broker = kind(client=client, middleware=[])
+    answers: list[str] = []
+
+    @dramatiq.actor(broker=broker, queue_name=QUEUE)
+    def job() -> None:
+        redis_server.pause()
+
+    consumer = broker.consumer_class
+    acknowledge = consumer.ack
+
+    def ack(self: Any, message: Any) -> None:
+        try:
+            acknowledge(self, message)
+        except Exception as error:
+            answers.append(type(error).__name__)
+            raise
+        answers.append("yes")
+
+    monkeypatch.setattr(consumer, "ack", ack)
+    worker = dramatiq.Worker(broker, worker_threads=1, worker_timeout=100)
+    worker.start()
+    job.send()
+    wait_until(lambda: answers)
+    assert answers[0] != "yes"
+    redis_server.restart()  # what the frozen server was sent is gone
+    with redis_server.client() as left:
+        if is_acknowledged:
+            wait_until(lambda: answers[-1] == "yes")
+            assert not left.hlen(f"dramatiq:{QUEUE}.msgs")
+        else:
+            time.sleep(1)  # five times as long as it would wait before it asked again
+            assert len(answers) == 1
+            assert left.hlen(f"dramatiq:{QUEUE}.msgs") == 1
+    worker.stop(2000)
+
+
 def test_worker_that_stops_gives_back_at_once_what_it_has_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
-    """D12: it kept all until its running job had ended, and went on fetching."""
+    # outbox D12
+    """It kept all until its running job had ended, and went on fetching."""
     broker = ours(middleware=[Presence(0.3), UnstartedGivenBack()])
     blocking = Blocking(broker, monkeypatch)
     blocking.start(queued=6, delayed=0)
@@ -228,6 +279,7 @@ def test_worker_that_stops_gives_back_at_once_what_it_has_not_begun(monkeypatch:
 
 
 def test_job_that_is_cut_off_is_given_back_when_the_worker_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    # outbox C70
     broker = ours(middleware=[Presence(0.3), UnstartedGivenBack()])
     blocking = Blocking(broker, monkeypatch)
     blocking.start(queued=1, delayed=0)
