@@ -21,6 +21,17 @@ UPDATE leases_leaserecord SET ended_at = clock_timestamp(), "end" = %(end)s
  WHERE resource = %(resource)s AND token = %(token)s AND ended_at IS NULL
 """
 
+# The end of a lease is on record before its key is deleted. If nobody else was registered until then, nothing
+# overlapped: a key that the release found gone, or another's, it may have deleted itself, before the reply was lost.
+_ENDED_IN_TIME = """
+SELECT EXISTS (
+  SELECT FROM leases_leaserecord mine
+   WHERE mine.resource = %(resource)s AND mine.token = %(token)s AND mine."end" = 'released'
+     AND NOT EXISTS (
+       SELECT FROM leases_leaserecord other
+        WHERE other.resource = mine.resource AND other.token > mine.token AND other.acquired_at <= mine.ended_at))
+"""
+
 # A fate only ever becomes better known: `running` is seen, `crashed` is concluded, `unknown` is neither.
 _REPORT = """
 INSERT INTO leases_incident AS i (resource, token, holder, detector, fate, host, pid, seen_at)
@@ -50,7 +61,8 @@ def report(
     """Record that the lease ended without release, and tell the log and the signal's receivers if that is news.
 
     With `ended=False` the lease goes on all the same, as when its key was put back. A key that is gone because Redis
-    lost its memory is no incident of its own. Raises django.db.DatabaseError.
+    lost its memory is no incident of its own, nor is one that a release found gone although nobody else was granted the
+    resource before the work ended. Raises django.db.DatabaseError.
     """
     noticed_by_holder = fate == Incident.Fate.RUNNING
     values: dict[str, str | int] = {
@@ -64,6 +76,15 @@ def report(
         "end": (LeaseRecord.End.LOST if noticed_by_holder else LeaseRecord.End.EXPIRED).value,
     }
     explained = detector in _KEY_IS_GONE and _redis_forgot(resource, token, using=using)
+    if detector == Incident.Detector.RELEASE_REFUSED and not explained and _ended_in_time(resource, token, using=using):
+        logger.warning(
+            "The key of %s (token %d) was gone when it was released: a reply was lost and the request repeated, or "
+            "Redis forgot it. Nobody else had the lease until then.",
+            resource,
+            token,
+            extra={"event": "lease.gone", "resource": resource, "token": token},
+        )
+        return
     if explained and not Incident.objects.using(using).filter(resource=resource, token=token).exists():
         if ended:
             with connections[using].cursor() as cursor:
@@ -113,6 +134,12 @@ def check_memory(using: str) -> bool:
         created=True,
     )
     return True
+
+
+def _ended_in_time(resource: str, token: int, *, using: str) -> bool:
+    with connections[using].cursor() as cursor:
+        cursor.execute(_ENDED_IN_TIME, {"resource": resource, "token": token})
+        return bool(cursor.fetchone()[0])
 
 
 def _redis_forgot(resource: str, token: int, *, using: str) -> bool:

@@ -29,6 +29,7 @@ one, `resource` and `token`:
 | `lease.lost`           | WARNING | found lost by its own process (`detector`)                                      |
 | `lease.releasing`      | INFO    | the work is done, nothing is given back yet                                     |
 | `lease.released`       | INFO    | given back                                                                      |
+| `lease.gone`           | WARNING | its key was gone or taken at its release, and nobody else had had the lease     |
 | `lease.blocker_ended`  | WARNING | a frozen transaction in the way of a new holder was ended (`pid`)               |
 | `lease.broken`         | WARNING | a person broke it (`by`)                                                        |
 | `incident`             | WARNING | opened, or more became known (`detector`, `fate`); INFO if its process is gone  |

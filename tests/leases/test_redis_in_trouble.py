@@ -1,16 +1,22 @@
 """Redis cut off, silent, restarted, full, demoted or failed over: typed errors, no lost job, no stale write."""
 
+import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from django_redis import get_redis_connection
+from redis.backoff import ConstantBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.retry import Retry
 
-from leases import hold
+from leases import fence, hold
 from leases.clock import boottime
+from leases.errands import errands
 from leases.errors import LeaseBusy, LeaseLost, LeaseUnavailable, StaleToken
 from leases.models import Fence, Incident, LeaseRecord
+from leases.process import ProcessIdentity
 from leases.resources import key_of
 from tests.leases.proxy import Proxy, proxy_to
 from tests.leases.threads import in_thread
@@ -52,6 +58,45 @@ def test_lost_reply_to_acquire_is_recognised_as_ones_own(proxy: Proxy, redis_ser
     with hold("customer:1") as lease:
         assert proxy.replies_to_lose == 0
         assert redis_server.client().get(key_of("customer:1")) == f"{lease.holder}:{lease.token}"
+
+
+@pytest.fixture
+def repeating_client(proxy: Proxy, settings: Any) -> None:
+    """A client that repeats by itself what it got no reply to, half a second later."""
+    again = {"retry": Retry(ConstantBackoff(0.5), 3), "retry_on_error": [RedisConnectionError]}
+    caches = {**settings.CACHES, "leases": {**settings.CACHES["leases"]}}
+    caches["leases"]["OPTIONS"] = {**caches["leases"]["OPTIONS"], "CONNECTION_POOL_KWARGS": again}
+    settings.CACHES = caches
+
+
+@pytest.mark.parametrize("is_taken", [False, True])
+def test_release_that_the_client_repeats_after_a_lost_reply_is_no_incident(  # locks L18
+    is_taken: bool,
+    proxy: Proxy,
+    repeating_client: None,
+    redis_server: PrivateRedis,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The first try deleted the key; the second finds it gone, or the key of the next holder, whom the first woke."""
+
+    def next_holder() -> None:
+        if is_taken and held.wait(10):
+            wait_until(lambda: not redis.exists(key))
+            token = lease.token + 1
+            redis.set(key, f"{'f' * 32}:{token}", px=60_000)
+            next_one = fence.Registration(lease.resource, token, "f" * 32, 60_000, ProcessIdentity.own(), "")
+            fence.register(next_one, lock_timeout_ms=10_000, using="default")
+
+    key, redis, held = key_of("customer:1"), redis_server.client(), threading.Event()
+    with hold("customer:2"):
+        pass  # loads the scripts
+    with in_thread(next_holder), hold("customer:1") as lease:
+        proxy.replies_to_lose = 1
+        held.set()
+    errands.finish()
+    assert proxy.replies_to_lose == 0
+    assert "lease.gone" in [getattr(record, "event", "") for record in caplog.records]
+    assert not Incident.objects.exists()
 
 
 def test_one_failed_renewal_is_retried_within_the_lease(proxy: Proxy) -> None:  # locks L26 L27 L28
