@@ -4,7 +4,7 @@ import argparse
 from typing import Any
 
 from leases import forgetting
-from leases.cli.verb import Verb
+from leases.cli.verb import Verb, counted
 
 
 class AfterFailover(Verb):
@@ -27,5 +27,7 @@ class AfterFailover(Verb):
             self.write_json({"fences": raised, "dry_run": dry_run})
         else:
             self.write(
-                f"would raise {raised} fences" if dry_run else f"raised {raised} fences; leases are granted again"
+                f"would raise {counted(raised, 'fence')}"
+                if dry_run
+                else f"raised {counted(raised, 'fence')}; leases are granted again"
             )

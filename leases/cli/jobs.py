@@ -6,7 +6,7 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from leases import interventions
-from leases.cli.verb import EXIT_ABSENT, EXIT_FOUND, Verb, duration, positive
+from leases.cli.verb import EXIT_ABSENT, EXIT_FOUND, Verb, counted, duration, positive
 from leases.errors import LeaseError
 from leases.jobs import pruning
 from leases.jobs.errors import ReceiptMissing
@@ -70,4 +70,4 @@ Receipts without a retention are never deleted: they are what keeps a job from r
             self.write_json(totals)
             return
         for name, total in totals.items():
-            self.write(f"{'would prune' if options['dry_run'] else 'pruned'} {total} {name}")
+            self.write(f"{'would prune' if options['dry_run'] else 'pruned'} {counted(total, name.removesuffix('s'))}")

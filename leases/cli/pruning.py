@@ -8,7 +8,7 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from leases import interventions, pruning
-from leases.cli.verb import Verb, duration, positive
+from leases.cli.verb import Verb, counted, duration, positive
 
 
 class Prune(Verb):
@@ -43,7 +43,7 @@ class Prune(Verb):
             self.write_json(totals)
             return
         for name, total in totals.items():
-            self.write(f"{'would prune' if options['dry_run'] else 'pruned'} {total} {name}")
+            self.write(f"{'would prune' if options['dry_run'] else 'pruned'} {counted(total, name.removesuffix('s'))}")
 
     def _prune(self, name: str, database: str, options: dict[str, Any]) -> int:
         total = 0

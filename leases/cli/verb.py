@@ -72,6 +72,11 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def counted(count: int, noun: str) -> str:
+    """Return the count with its noun, in the plural unless there is one: `1 lease`, `2 leases`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def seconds(value: timedelta | None) -> float | None:
     """Return a duration as a number of seconds, for machines."""
     return None if value is None else round(value.total_seconds(), 3)

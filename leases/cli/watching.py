@@ -9,7 +9,7 @@ from typing import Any
 from django.db import DatabaseError
 from redis.exceptions import RedisError
 
-from leases.cli.verb import EXIT_FOUND, Verb, unavailable
+from leases.cli.verb import EXIT_FOUND, Verb, counted, unavailable
 from leases.watcher import Watcher
 
 
@@ -57,6 +57,8 @@ leases.jobs.LeaseWatcher; then this need not run.
         if as_json:
             self.write_json({"expired": expired})
         else:
-            self.write(f"{expired} leases expired under their holders" if expired else "no lease expired unseen")
+            self.write(
+                f"{counted(expired, 'lease')} expired under a running holder" if expired else "no lease expired unseen"
+            )
         if expired:
             raise SystemExit(EXIT_FOUND)

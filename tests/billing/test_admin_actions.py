@@ -241,18 +241,18 @@ def test_mail_of_a_void_invoice_is_not_sent_by_a_decision_about_the_message(
     alive.update(state=state, claimed_until=None)
     data = {"action": action, "_selected_action": [first.pk, copy.pk], "confirmed": "yes", "reason": "customer called"}
     page = admin_client.post("/admin/outbox/message/", data, follow=True).content.decode()
-    assert "0 of 2 messages" in page
+    assert ": 0 of 2." in page
     assert page.count("INV-000001 is void, and its mail is not sent any more") == 2
     assert set(alive.values_list("state", flat=True)) == {state}
     note_mail = Message.objects.exclude(pk__in=[first.pk, copy.pk])
     note_mail.update(state=state)
     data["_selected_action"] = [note_mail.get().pk]
-    assert "1 of 1 messages" in admin_client.post("/admin/outbox/message/", data, follow=True).content.decode()
+    assert ": 1 of 1." in admin_client.post("/admin/outbox/message/", data, follow=True).content.decode()
 
 
 def test_preview_shows_what_would_be_issued_and_writes_nothing(customer: Customer, admin_client: Client) -> None:
     item = Item.objects.get()
-    assert "have no price in EUR" in html(admin_client, f"item/{item.pk}/preview/")
+    assert "without a price in EUR" in html(admin_client, f"item/{item.pk}/preview/")
     make_price("hours", "1.00")
     page = html(admin_client, f"item/{item.pk}/preview/")
     for text in ("EUR 10.00", "Dear C1 Ltd,", "c1@example.com", "hours"):

@@ -59,7 +59,7 @@ def test_every_page_is_readable(visitor: Visitor, billed: dict[str, int]) -> Non
     assert "all 30 lines" in texts["invoice"]
     assert "1 item" in texts["waiting-items"]
     assert "1 message" in texts["waiting-messages"]
-    assert "have no price in EUR" in texts["item-preview"]
+    assert "without a price in EUR" in texts["item-preview"]
 
 
 def test_invoice_is_voided_from_its_page(visitor: Visitor, billed: dict[str, int]) -> None:

@@ -191,7 +191,7 @@ def test_watch_once_finds_what_expired_unseen(redis: Any) -> None:
     assert leases("watch", "--once")[:2] == (0, "no lease expired unseen\n")
     steal("customer:1", ttl_ms=400)
     redis.delete(key_of("customer:1"))
-    assert leases("watch", "--once")[:2] == (1, "1 leases expired under their holders\n")
+    assert leases("watch", "--once")[:2] == (1, "1 lease expired under a running holder\n")
     assert Incident.objects.get().detector == Incident.Detector.WATCHER
 
 
