@@ -1,9 +1,9 @@
 """Runs with real workers: every customer ends with an outcome, whatever happens to one of them or to the broker."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from django.core.management import CommandError, call_command
@@ -15,7 +15,9 @@ from billing.periods import Period
 from outbox.models import Message
 from tests.billing.conftest import TaxService
 from tests.billing.making import make_customer, make_price, make_usage
+from tests.servers.needs import RABBITMQ_URL
 from tests.servers.processes import Processes, RunningProcess
+from tests.servers.rabbitmq import own_queues
 from tests.servers.redis_server import PrivateRedis
 from tests.waiting import wait_until
 
@@ -23,15 +25,38 @@ MAY = Period.parse("2026-05")
 Start = Callable[..., RunningProcess]
 
 
+#: For tests that run on each broker.
+BOTH = pytest.mark.parametrize("broker", ["redis", pytest.param("rabbitmq", marks=pytest.mark.rabbitmq)], indirect=True)
+
+
+class Broker(NamedTuple):
+    url: str
+    forget: Callable[[], object]
+
+
 @pytest.fixture
-def start(processes: Processes, redis_server: PrivateRedis, tax: TaxService) -> Start:
+def broker(request: pytest.FixtureRequest, redis_server: PrivateRedis) -> Iterator[Broker]:
+    """A broker of this test's own: the test's Redis, or the queues of billing in RabbitMQ."""
+    if getattr(request, "param", "redis") == "redis":
+        yield Broker(redis_server.url, redis_server.flushall)
+        return
+    queues = ["billing", "billing.DQ", "billing.XQ"]
+    with own_queues(RABBITMQ_URL, queues) as channel:
+        yield Broker(RABBITMQ_URL, lambda: [channel.queue_purge(name) for name in queues])
+
+
+@pytest.fixture
+def start(processes: Processes, redis_server: PrivateRedis, broker: Broker, tax: TaxService) -> Iterator[Start]:
     """Start `manage.py ...` on a broker of this test's own, with short waits."""
     environment = {
         "DJANGO_SETTINGS_MODULE": "tests.billing.workers",
         "REDIS_URL": redis_server.url,
+        "BROKER_URL": broker.url,
+        "BROKER_CONSUMER_TIMEOUT_SECONDS": "4200",
         "BILLING_TAX_URL": tax.url,
     }
-    return lambda *arguments, **more: processes.start(*arguments, env={**environment, **more})
+    yield lambda *arguments, **more: processes.start(*arguments, env={**environment, **more})
+    processes.close()
 
 
 def workers(start: Start, **more: str) -> RunningProcess:
@@ -183,18 +208,19 @@ def test_tax_outage_fails_items_for_now_and_they_recover(start: Start, processes
     assert min(Item.objects.values_list("attempts", flat=True)) > 1
 
 
-def test_broker_that_forgot_everything_costs_time_only(start: Start, redis_server: PrivateRedis) -> None:
+@BOTH
+def test_broker_that_forgot_everything_costs_time_only(start: Start, broker: Broker) -> None:
     # outbox C63
     made = customers(20)
     bill = start("bill", "2026-05", "--wait")
     bill.wait_for_line("20 customers enqueued")
-    with redis_server.client() as client:
-        client.flushall()
+    broker.forget()
     workers(start)
     assert bill.wait(60) == 0
     check_each_invoiced_once(made)
 
 
+@BOTH
 def test_work_of_a_killed_worker_comes_back(start: Start) -> None:
     # outbox B47
     made = customers(4, lines=12)
@@ -207,6 +233,7 @@ def test_work_of_a_killed_worker_comes_back(start: Start) -> None:
     check_each_invoiced_once(made)
 
 
+@BOTH
 def test_same_message_five_times_at_once_makes_one_invoice(start: Start) -> None:
     # billing 27-29
     made = customers(3)
