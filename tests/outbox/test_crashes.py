@@ -95,6 +95,89 @@ def test_drainer_killed_at_a_step_sends_nothing_twice_and_loses_nothing(
     assert arrived == expected
 
 
+def test_drainer_killed_after_its_marks_leaves_nothing_to_doubt(
+    mail_server: MailServer,
+    publish: Publish,
+    drain: Drain,
+    processes: Processes,
+    drainer_env: dict[str, str],
+    tmp_path: Path,
+) -> None:
+    keys = published(publish)
+    killed = start(processes, drainer_env, FAULT_STEP="outbox.marked", FAULT_NTH="3")
+    struck(killed, tmp_path / "marker", {"zombie", "gone"})
+    killed.wait()
+    drained(drain)
+    assert set(Message.objects.values_list("state", flat=True)) == {State.SENT}
+    assert arrivals(mail_server, keys) == Counter(keys.values())
+
+
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGSTOP"])
+def test_drainer_struck_while_the_server_has_the_mail_and_has_not_said_so(
+    how: str,
+    mail_server: MailServer,
+    publish: Publish,
+    drain: Drain,
+    processes: Processes,
+    drainer_env: dict[str, str],
+) -> None:
+    keys = published(publish)
+    mail_server.mode, mail_server.delay = "slow", 2.0
+    struck_one = start(processes, drainer_env)
+    wait_until(lambda: len(mail_server.received) == 1, 30)
+    struck_one.kill() if how == "SIGKILL" else struck_one.freeze()
+    mail_server.mode = "accept"
+    drained(drain)
+    assert Message.objects.get(state=State.IN_DOUBT).dedupe_key == "k0"
+    assert arrivals(mail_server, keys) == Counter(keys.values())
+    if how == "SIGSTOP":
+        struck_one.thaw()
+        assert struck_one.wait() in (0, 3), struck_one.output()
+        drained(drain)
+        # It reads the server's answer late, or meets its own deadline first: a proof, or none. Nothing is sent again.
+        assert set(Message.objects.values_list("state", flat=True)) <= {State.SENT, State.IN_DOUBT}
+        assert arrivals(mail_server, keys) == Counter(keys.values())
+
+
+HOLD_UP = """
+CREATE FUNCTION hold_up() RETURNS trigger LANGUAGE plpgsql AS
+$$ BEGIN PERFORM pg_advisory_xact_lock_shared(5); RETURN NEW; END $$;
+CREATE TRIGGER hold_up BEFORE UPDATE ON outbox_message FOR EACH ROW WHEN (NEW.state = '{}') EXECUTE FUNCTION hold_up()
+"""
+
+
+@pytest.mark.parametrize(("statement", "state"), [("claim", "claimed"), ("intent", "sending"), ("mark_sent", "sent")])
+def test_drainer_killed_while_its_statement_has_not_committed(
+    statement: str,
+    state: str,
+    mail_server: MailServer,
+    publish: Publish,
+    drain: Drain,
+    processes: Processes,
+    drainer_env: dict[str, str],
+) -> None:
+    keys = published(publish)
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'advisory' AND query LIKE %s"
+    with psycopg.connect(**_parameters(), autocommit=True) as other:
+        try:
+            other.execute(HOLD_UP.format(state))
+            other.execute("SELECT pg_advisory_lock(5)")
+            killed = start(processes, drainer_env)
+            wait_until(lambda: other.execute(waiting, [f"-- {statement}:%"]).fetchone() == (1,), 30)
+            killed.kill()
+            # The server goes on without its client, and commits.
+            other.execute("SELECT pg_advisory_unlock(5)")
+            wait_until(lambda: other.execute(waiting, ["--%"]).fetchone() == (0,), 10)
+            drained(drain)
+        finally:
+            other.execute("DROP FUNCTION hold_up CASCADE")
+    in_doubt = list(Message.objects.exclude(state=State.SENT).values_list("dedupe_key", "state"))
+    assert in_doubt == ([("k0", State.IN_DOUBT)] if statement == "intent" else [])
+    assert arrivals(mail_server, keys) == Counter(
+        {key: 1 for key in keys.values() if (key, "in_doubt") not in in_doubt}
+    )
+
+
 @pytest.mark.parametrize(
     ("how", "step", "times"),
     [("send-then-mark", "outbox.handed_over", 2), ("mark-then-send", "outbox.marked", 0)],

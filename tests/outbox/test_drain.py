@@ -47,16 +47,26 @@ def recorded(env: dict[str, str]) -> Counter[str]:
     return Counter(record.read_text().splitlines()) if record.exists() else Counter()
 
 
-def test_two_drainers_hand_over_ten_thousand_messages_exactly_once(
+def test_eight_drainers_hand_over_ten_thousand_messages_exactly_once(
     processes: Processes, drainer_env: dict[str, str]
 ) -> None:
     # outbox A1, A2, A9
-    fill(10_000)
     env = {**drainer_env, "OUTBOX_TEST_CLAIM_SECONDS": "60", "LOG_LEVEL": "WARNING"}
-    options = ["drain_outbox", "--until-empty", "--channel", "record", "--micro-batch", "10", "--json"]
-    drainers = [processes.start(*options, env=env) for _ in range(2)]
+    options = ["drain_outbox", "--watch", "--channel", "record", "--micro-batch", "10", "--json"]
+    drainers = [processes.start(*options, env=env) for _ in range(8)]
+
+    def listening() -> int:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE query = 'LISTEN outbox'")
+            return int(cursor.fetchone()[0])
+
+    wait_until(lambda: listening() == len(drainers), 60)
+    fill(10_000)
+    wait_until(lambda: not Message.objects.exclude(state=State.SENT).exists(), 60)
     for drainer in drainers:
-        assert drainer.wait(120) == 0, drainer.output()
+        drainer.terminate()
+    for drainer in drainers:
+        assert drainer.wait() == 0, drainer.output()
     assert recorded(env) == Counter(f"k{n}" for n in range(1, 10_001))
     assert set(Message.objects.values_list("state", "attempts")) == {(State.SENT, 1)}
     shares = [drainer.events()[-1].get("sent", 0) for drainer in drainers]
