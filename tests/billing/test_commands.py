@@ -163,6 +163,18 @@ def test_one_thing_is_not_called_many(count: int, text: str) -> None:
     assert counted(count, "second invoice") == text
 
 
+@pytest.mark.parametrize("words", [["bill", "2026-05"], ["rundramatiq"]], ids=lambda words: words[0])
+def test_nothing_starts_with_a_sender_that_is_no_address(
+    processes: Processes, tax: TaxService, words: list[str]
+) -> None:
+    make_customer()
+    ended = processes.start(*words, env={**SHORT_WAITS, "DEFAULT_FROM_EMAIL": "nobody"})
+    assert ended.wait() == 1
+    assert "(billing.E003) DEFAULT_FROM_EMAIL cannot be the sender of invoices" in ended.output()
+    assert "Traceback" not in ended.output()
+    assert not Run.objects.exists()
+
+
 # Arguments
 
 
