@@ -15,6 +15,7 @@ from project.broker import make_broker
 from tests.jobs.actors import QUEUE
 from tests.servers.needs import RABBITMQ_URL
 from tests.servers.processes import Processes, RunningProcess
+from tests.waiting import wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -68,6 +69,13 @@ class Jobs:
     def state(self) -> QueueState:
         """Return what `manage.py workload` says about the queue."""
         return workload.measure(broker=self.broker, queues=[QUEUE])[0]
+
+    def lose(self) -> None:
+        """Have the broker forget every message."""
+        if self.is_redis:
+            self.broker.flush_all()
+        else:
+            wait_until(lambda: self.broker.channel.queue_purge(QUEUE).method.message_count)
 
     def is_done(self) -> bool:
         """Say whether nothing waits, is delayed, or (where the broker can tell) is being worked on."""

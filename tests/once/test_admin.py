@@ -15,6 +15,8 @@ from leases.jobs import dead_letters
 from leases.models import DeadLetter, Receipt, Reopening
 from tests.jobs import actors
 from tests.jobs.actors import QUEUE
+from tests.once.conftest import Jobs
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 PAGES = ["receipt", "reopening", "deadletter", "slot", "queue"]
@@ -119,10 +121,13 @@ def test_errors_of_jobs_are_shown_as_text(client: Client) -> None:
         assert "&lt;b&gt;as told&lt;/b&gt;" in text
 
 
-def test_queues_show_depth_age_and_dead_letters(client: Client) -> None:
-    actors.plain.send("a")
+def test_queues_show_depth_age_and_dead_letters_and_what_the_broker_cannot_tell(client: Client, jobs: Jobs) -> None:
+    jobs.send(actors.plain, "a")
     kill("ada")
+    wait_until(lambda: jobs.state().waiting == 1)
     text = client.get(page("queue")).content.decode()
     assert QUEUE in text
     row = text[text.index(QUEUE) :]
-    assert "<td>1</td>" in row[: row.index("</tr>")]
+    row = row[: row.index("</tr>")]
+    assert "<td>1</td>" in row
+    assert ("not known" in row.split("</td>")[3]) == (not jobs.is_redis)  # what workers hold

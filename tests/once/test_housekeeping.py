@@ -4,6 +4,7 @@ import json
 from datetime import timedelta
 from typing import Any
 
+import dramatiq
 import pytest
 from django.core.management import CommandError, call_command
 from django.test import override_settings
@@ -11,7 +12,9 @@ from django.utils import timezone
 
 from leases.models import DeadLetter, Receipt, Reopening, Slot
 from tests.jobs import actors
+from tests.once.conftest import Jobs
 from tests.once.test_admin import kill
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 HERE = "tests.once.test_housekeeping"
@@ -34,6 +37,29 @@ def test_rescuer_that_fails_stops_no_other_and_is_told(capsys: Any, redis: Any) 
     assert caught.value.code == 1
     assert json.loads(capsys.readouterr().out) == {f"{HERE}.fail": None, f"{HERE}.find_two": 2}
     assert redis.llen(f"dramatiq:{actors.QUEUE}") == 2
+
+
+def find_undone() -> int:
+    """Enqueue again whom the database knows to be owed a welcome."""
+    undone = [name for name in ("ada", "bob") if not Receipt.objects.filter(key=f"welcome:{name}").exists()]
+    for name in undone:
+        dramatiq.get_broker().enqueue(actors.welcome.message(name))
+    return len(undone)
+
+
+@override_settings(LEASES_RESCUERS=[f"{HERE}.find_undone"])
+def test_work_that_the_broker_lost_is_enqueued_again_and_done_once(jobs: Jobs) -> None:
+    jobs.send(actors.welcome, "ada")
+    jobs.send(actors.welcome, "bob")
+    jobs.lose()
+    assert jobs.state().waiting == 0
+    call_command("leases", "rescue", "--once")
+    call_command("leases", "rescue", "--once")  # a message too many
+    jobs.start(1, 2)
+    wait_until(lambda: Receipt.objects.count() == 2 and jobs.is_done(), 60)
+    assert (actors.effects("ada"), actors.effects("bob")) == (1, 1)
+    call_command("leases", "rescue", "--once")
+    assert jobs.state().waiting == 0
 
 
 def test_rescue_without_a_function_says_so() -> None:
