@@ -4,8 +4,9 @@ import functools
 import inspect
 import logging
 import random
-from collections.abc import Callable
-from contextlib import nullcontext
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Literal, ParamSpec, TypeVar, get_args
 
@@ -17,9 +18,17 @@ from dramatiq.results import Results
 from leases.conf import conf
 from leases.errors import LeaseBusy, LeaseLost, LeaseUnavailable, StaleToken
 from leases.holding import hold
+from leases.jobs.errors import ReceiptBusy
 from leases.jobs.interrupts import LeaseInterrupt, interrupted_on_loss
 
 logger = logging.getLogger("leases")
+
+
+class _Thread(threading.local):
+    answered: "dramatiq.Message[Any] | None" = None
+
+
+_thread = _Thread()
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -55,8 +64,8 @@ def leased(
     A job that loses its lease is interrupted by LeaseInterrupt, which no `except Exception` catches; lines that must
     not be cut in two go into `lease.shielded()`. Nothing of this is a failure or uses up retries. After a lost lease,
     and while Redis or the database is away, the message goes back as well; the delay doubles with each loss. ttl,
-    linger, using: as for `hold()`. Called outside a worker, the errors of `hold()` are raised. The broker needs
-    Dramatiq's CurrentMessage middleware.
+    linger, using: as for `hold()`. Called outside a worker, or directly by another leased actor, the errors of `hold()`
+    are raised, and the actor that has the message puts it back. The broker needs Dramatiq's CurrentMessage middleware.
     """
     if on_conflict not in get_args(OnConflict):
         raise ValueError(f"on_conflict is one of {', '.join(get_args(OnConflict))}, not {on_conflict!r}")
@@ -73,9 +82,15 @@ def leased(
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
             resource = template.format(**bound.arguments)
+            with answering() as message:
+                if message is None:
+                    with hold(resource, ttl=ttl, wait=wait or timedelta(0), linger=linger, using=using):
+                        return function(*args, **kwargs)
+                return work(resource, message, *args, **kwargs)
+
+        def work(resource: str, message: "dramatiq.Message[Any]", *args: P.args, **kwargs: P.kwargs) -> R | None:
             turn = None
-            message = current_message()
-            if on_conflict == "serial" and message is not None:
+            if on_conflict == "serial":
                 from leases.jobs.turns import Turn
 
                 turn = Turn(resource, message_id=message.message_id, using=using)
@@ -84,17 +99,17 @@ def leased(
             try:
                 with (
                     hold(resource, ttl=ttl, wait=wait or timedelta(0), linger=linger, using=using) as lease,
-                    interrupted_on_loss(lease) if message is not None else nullcontext(),
+                    interrupted_on_loss(lease),
                 ):
                     return function(*args, **kwargs)
             except LeaseBusy as error:
                 if turn is not None:
                     turn.wait_on(error)
-                elif on_conflict == "skip":
-                    _skip(error)
+                elif on_conflict == "skip" and error.resource == resource:
+                    _skip(error, message)
                 else:
                     put_back(error)
-            except LeaseUnavailable as error:
+            except (LeaseUnavailable, ReceiptBusy) as error:
                 put_back(error)
             except (LeaseLost, StaleToken) as error:
                 put_back(error, lost=True)
@@ -111,6 +126,23 @@ def leased(
         return run
 
     return decorate
+
+
+@contextmanager
+def answering() -> "Iterator[dramatiq.Message[Any] | None]":
+    """Give the broker message that the body has to answer for; None outside a worker, or if a caller does it already.
+
+    A message is put back once, by the outermost: what it called directly raises instead, and is run again with it.
+    """
+    message = current_message()
+    if message is None or _thread.answered is message:
+        yield None
+        return
+    _thread.answered = message
+    try:
+        yield message
+    finally:
+        _thread.answered = None
 
 
 def current_message() -> "dramatiq.Message[Any] | None":
@@ -160,10 +192,7 @@ def _has_consequences(message: "dramatiq.Message[Any]") -> bool:
     return wants_result() or bool(options.get("on_success") or options.get("group_completion_uuid"))
 
 
-def _skip(busy: LeaseBusy) -> None:
-    message = current_message()
-    if message is None:
-        raise busy
+def _skip(busy: LeaseBusy, message: "dramatiq.Message[Any]") -> None:
     logger.info(
         "Skipped: %s",
         busy,

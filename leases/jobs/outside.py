@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from django.db import DatabaseError
 
 from leases import fence
-from leases.errors import LeaseBusy, LeaseLost, LeaseUnavailable, StaleToken
 from leases.holding import hold
 from leases.jobs import receipt_sql
-from leases.jobs.actors import current_message, put_back
+from leases.jobs.actors import current_message
 from leases.jobs.errors import KeyTaken, OutcomeNotJson
 from leases.jobs.models import Receipt
 from leases.lease import Lease
@@ -51,14 +50,8 @@ def run_outside(spec: "Once", key: str, work: Callable[[], Any], *, on_crash: Li
     earlier = receipts.find_earlier(spec, key)
     if earlier is not None:
         return earlier.outcome
-    try:
-        with hold(resource_of(key), using=spec.using) as lease:
-            return _run(spec, key, work, lease, on_crash=on_crash)
-    except (LeaseBusy, LeaseUnavailable) as error:
-        put_back(error)
-    except (LeaseLost, StaleToken) as error:
-        put_back(error, lost=True)
-    return None
+    with hold(resource_of(key), using=spec.using) as lease:
+        return _run(spec, key, work, lease, on_crash=on_crash)
 
 
 def _run(spec: "Once", key: str, work: Callable[[], Any], lease: Lease, *, on_crash: str) -> Any:

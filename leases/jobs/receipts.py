@@ -33,8 +33,9 @@ from django.db import DatabaseError, connections, transaction
 
 from leases import fence
 from leases.conf import conf
+from leases.errors import LeaseBusy, LeaseLost, LeaseUnavailable, StaleToken
 from leases.jobs import receipt_sql
-from leases.jobs.actors import current_message, put_back, wants_result
+from leases.jobs.actors import answering, current_message, put_back, wants_result
 from leases.jobs.errors import KeyTaken, OutcomeNotJson, ReceiptBusy, ReceiptUnfinished
 from leases.jobs.keys import KeyTemplate
 from leases.jobs.models import Receipt
@@ -109,17 +110,25 @@ def once(
         def run(*args: P.args, **kwargs: P.kwargs) -> R | None:
             value = spec.key.of(*args, **kwargs)
             work = functools.partial(function, *args, **kwargs)
-            try:
-                if on_crash is None:
-                    outcome = run_inside(spec, value, work)
-                else:
-                    from leases.jobs.outside import run_outside
+            with answering() as message:
+                try:
+                    if on_crash is None:
+                        outcome = run_inside(spec, value, work)
+                    else:
+                        from leases.jobs.outside import run_outside
 
-                    outcome = run_outside(spec, value, work, on_crash=on_crash)
-            except ReceiptBusy as busy:
-                put_back(busy)
-                return None
-            return outcome if wants_result() else None
+                        outcome = run_outside(spec, value, work, on_crash=on_crash)
+                except (LeaseBusy, LeaseUnavailable, ReceiptBusy) as error:
+                    if message is None:
+                        raise
+                    put_back(error)
+                    return None
+                except (LeaseLost, StaleToken) as error:
+                    if message is None:
+                        raise
+                    put_back(error, lost=True)
+                    return None
+                return outcome if wants_result() else None
 
         run.once = spec  # type: ignore[attr-defined]  # how send_once() and the workload command find it
         return run
