@@ -163,6 +163,21 @@ def test_one_thing_is_not_called_many(count: int, text: str) -> None:
     assert counted(count, "second invoice") == text
 
 
+def test_rescuer_goes_on_through_an_outage_of_the_database(processes: Processes, line: Line, item: Item) -> None:
+    proxy, environment = line
+    port = proxy.target_port
+    rescue = processes.start("rescue", "--watch", "--interval", "0.2", env=environment)
+    rescue.wait_for_line("enqueued again: 0 abandoned, 1 stalled")
+    break_off(proxy)
+    rescue.wait_for_line("The pass could not be finished and is done again")
+    proxy.target_port = port
+    Item.objects.update(enqueued_at=None, rescues=0)
+    wait_until(lambda: Item.objects.get().rescues == 1)
+    rescue.terminate()
+    assert rescue.wait() == 0
+    assert "Traceback" not in rescue.output()
+
+
 @pytest.mark.parametrize("words", [["bill", "2026-05"], ["rundramatiq"]], ids=lambda words: words[0])
 def test_nothing_starts_with_a_sender_that_is_no_address(
     processes: Processes, tax: TaxService, words: list[str]

@@ -7,7 +7,7 @@ from types import FrameType
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
-from django.db import DatabaseError, close_old_connections
+from django.db import DatabaseError, InterfaceError, close_old_connections
 
 from billing import arguments, outages, rescuer
 from billing.errors import BrokerUnavailable
@@ -23,6 +23,8 @@ examples:
 
 exit codes: 0 done, or stopped by SIGTERM or Ctrl-C; 1 with --once: Redis or the database does not answer; 2 wrong usage
 """
+
+FAILURES = (BrokerUnavailable, DatabaseError, InterfaceError)
 
 
 class Command(BaseCommand):
@@ -42,7 +44,7 @@ class Command(BaseCommand):
         if options["once"]:
             try:
                 self._pass()
-            except (BrokerUnavailable, DatabaseError) as error:
+            except FAILURES as error:
                 raise CommandError(f"The pass could not be finished: {outages.cause(error)}.") from error
             return
         stop = stop_event()
@@ -50,7 +52,7 @@ class Command(BaseCommand):
             close_old_connections()
             try:
                 self._pass()
-            except (BrokerUnavailable, DatabaseError) as error:
+            except FAILURES as error:
                 self.stderr.write(f"The pass could not be finished and is done again: {outages.cause(error)}.")
             stop.wait(options["interval"])
 
