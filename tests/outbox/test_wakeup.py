@@ -1,5 +1,6 @@
 """A drainer that waits is woken by a commit, and misses nothing when it is not."""
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,11 +11,13 @@ import pytest
 from django.db import connection, transaction
 
 import outbox
+from outbox import sweeping
 from outbox.drain import Drainer, Until
 from outbox.lane import Pace
-from outbox.models import Message
+from outbox.models import Message, State
 from tests.waiting import wait_until
 
+from . import conftest
 from .smtp_server import MailServer
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -100,4 +103,34 @@ def test_without_notify_a_drainer_finds_it_by_polling(mail_server: MailServer, p
         wait_until(lambda: mail_server.received)
     finally:
         drainer.stop()
+        thread.join(20)
+
+
+def test_send_that_hangs_does_not_keep_new_messages_waiting(
+    mail_server: MailServer, publish: Publish, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Without notifications, and with no sweep before the test is over, only the poll interval finds the second one.
+    monkeypatch.setattr(sweeping, "MOST_SECONDS_BETWEEN", 3600.0)
+    settings.EMAIL_TIMEOUT = 60
+    mail_server.mode = "hang_after_dot"
+    publish("hangs")
+    running = conftest.drainer(until=Until.STOPPED, concurrency=2, claim_ttl=3600.0)
+
+    def run() -> None:
+        running.run()
+        connection.close()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        wait_until(lambda: len(mail_server.received) == 1, 20)
+        wait_until(lambda: running._lanes[0].empty, 10)
+        mail_server.mode = "accept"
+        publish("next")
+        wait_until(lambda: Message.objects.get(dedupe_key="next").state == State.SENT, 20)
+        assert Message.objects.get(dedupe_key="hangs").state == State.SENDING
+    finally:
+        running.stop()
+        for connected in mail_server.connections:
+            connected.shutdown(socket.SHUT_RDWR)
         thread.join(20)
