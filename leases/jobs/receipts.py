@@ -144,7 +144,8 @@ def run_inside(spec: Once, key: str, work: Callable[[], Any]) -> Any:
     """
     nested = connections[spec.using].in_atomic_block
     for attempt in range(_ATTEMPTS):
-        if attempt or nested or spec.repeats:
+        looks = attempt > 0 or nested or spec.repeats
+        if looks:
             earlier = find_earlier(spec, key)
             spec.repeats = earlier is not None
             if earlier is not None:
@@ -152,6 +153,10 @@ def run_inside(spec: Once, key: str, work: Callable[[], Any]) -> Any:
         try:
             with transaction.atomic(using=spec.using):
                 receipt = _insert(spec, key)
+                if receipt is None:
+                    if looks:
+                        _refuse_foreign(spec, key)
+                    raise _SomebodyElse
                 outcome = work()
                 _keep_outcome(spec, key, receipt, outcome)
         except _SomebodyElse as other:
@@ -232,10 +237,10 @@ class _SomebodyElse(Exception):
         self.cause = cause
 
 
-def _insert(spec: Once, key: str) -> int:
+def _insert(spec: Once, key: str) -> int | None:
     message = current_message()
     try:
-        receipt = receipt_sql.insert(
+        return receipt_sql.insert(
             key,
             spec.name,
             message_id=message.message_id if message else "",
@@ -250,10 +255,6 @@ def _insert(spec: Once, key: str) -> int:
         if fence.sqlstate(error) in _AGAIN:
             raise _SomebodyElse(error) from error
         raise
-    if receipt is None:
-        _refuse_foreign(spec, key)
-        raise _SomebodyElse
-    return receipt
 
 
 def _refuse_foreign(spec: Once, key: str) -> None:
