@@ -12,6 +12,7 @@ from typing import Any
 
 from django.conf import settings
 from django.db import transaction
+from django.db.models import Count, QuerySet
 
 import outbox
 from leases.models import Incident
@@ -21,24 +22,60 @@ from outbox.signals import parked
 
 logger = logging.getLogger("project.alerts")
 
-#: What comes on top within an hour is in the log and the admin only, and the last mail says so.
+#: Mails about messages; what comes on top within an hour is in the log and the admin only, and the last mail says so.
 MAILS_PER_HOUR = 10
+#: Which incidents of an hour are mailed: the first ones each, then one mail for all there are by then, since an outage
+#: that outlasts the ttl ends every lease there is.
+MAILED_INCIDENTS = (1, 2, 3, 10, 100, 1_000, 10_000, 100_000)
+_ONE_BY_ONE = 3
 _PREFIX = "alert:"
+_LAST_MAIL = f"\nThis is mail {MAILS_PER_HOUR} within an hour. Further ones are in the log and the admin only.\n"
 
 
 def mail_incident(sender: type[Incident], incident: Incident, created: bool, **kwargs: Any) -> None:
-    """Mail an incident when it is new, unless its holder crashed."""
+    """Mail an incident when it is new, unless its holder crashed, or it is one of many within the hour."""
     if not created or incident.fate == Incident.Fate.CRASHED:
         return
-    text = (
+    hour = incident.seen_at.replace(minute=0, second=0, microsecond=0)
+    of_the_hour = Incident.objects.filter(seen_at__gte=hour).exclude(fate=Incident.Fate.CRASHED)
+    count = of_the_hour.count()
+    number = max(number for number in MAILED_INCIDENTS if number <= max(count, 1))
+    if number <= _ONE_BY_ONE:
+        subject, text = f"Lease on {incident.resource} ended under its holder", _about_one(incident)
+    else:
+        subject = f"{count} leases ended under their holders since {hour:%H:%M} UTC"
+        text = _about_many(of_the_hour, subject)
+    if number == _ONE_BY_ONE:
+        text += (
+            f"\nThis is incident {number} within the hour. From here on there is one mail for many: at the 10th, the "
+            "100th, the 1000th.\n"
+        )
+    for operator in settings.ALERT_EMAILS:
+        _publish(f"{_PREFIX}incident:{hour:%Y-%m-%dT%H}:{number}:{operator}", operator, subject, text)
+
+
+def _about_one(incident: Incident) -> str:
+    return (
         f"The lease on {incident.resource} (token {incident.token}) ended without release.\n\n"
         f"Seen: {incident.get_detector_display()}, at {incident.seen_at:%Y-%m-%d %H:%M:%S} UTC.\n"
         f"Its holder: process {incident.pid} on {incident.host}, {incident.get_fate_display()}.\n\n"
         "Nothing was written twice: the fence refuses whatever that holder still tries to write. But work was wasted, "
         "and something is slower than LEASES_TTL allows for, or was frozen.\n\n"
-        f"Look at it: python manage.py leases show {incident.resource}\n"
+        f"Look at it: python manage.py leases show {shlex.quote(incident.resource)}\n"
     )
-    _mail("incident", incident.seen_at, f"Lease on {incident.resource} ended under its holder", text)
+
+
+def _about_many(incidents: QuerySet[Incident], subject: str) -> str:
+    kinds = incidents.values_list("detector", "host").annotate(leases=Count("id")).order_by("-leases")
+    lines = "".join(
+        f"  {leases:>7}  {Incident.Detector(detector).label}, on {host}\n" for detector, host, leases in kinds[:20]
+    )
+    return (
+        f"{subject}:\n\n{lines}\n"
+        "So many at once have one cause: Redis was away for longer than LEASES_TTL, or machines were frozen. Nothing "
+        "was written twice, and the jobs went back to their queue. Each lease is in the admin, under incidents.\n\n"
+        "Look at Redis and at those hosts: python manage.py leases doctor\n"
+    )
 
 
 def mail_parked(sender: object, *, dedupe_key: str, state: str, reason: str, **kwargs: Any) -> None:
@@ -62,15 +99,19 @@ def _mail(kind: str, at: datetime, subject: str, text: str) -> None:
     """
     for operator in settings.ALERT_EMAILS:
         if not any(
-            _publish(f"{_PREFIX}{kind}:{at:%Y-%m-%dT%H}:{number}:{operator}", operator, subject, text, number)
+            _publish(
+                f"{_PREFIX}{kind}:{at:%Y-%m-%dT%H}:{number}:{operator}",
+                operator,
+                subject,
+                text + (_LAST_MAIL if number == MAILS_PER_HOUR else ""),
+            )
             for number in range(1, MAILS_PER_HOUR + 1)
         ):
             logger.warning("Not mailed to %s, %d went out within the hour: %s", operator, MAILS_PER_HOUR, subject)
 
 
-def _publish(key: str, operator: str, subject: str, text: str, number: int) -> bool:
-    if number == MAILS_PER_HOUR:
-        text += f"\nThis is mail {MAILS_PER_HOUR} within an hour. Further ones are in the log and the admin only.\n"
+def _publish(key: str, operator: str, subject: str, text: str) -> bool:
+    """Publish a mail; False if another process did, however many report at once."""
     try:
         with transaction.atomic():
             outbox.publish("email", {"to": operator, "subject": subject, "text": text}, dedupe_key=key)
