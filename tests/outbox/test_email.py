@@ -81,6 +81,27 @@ def test_each_misbehaviour_has_its_fate(mode: str, mail_server: MailServer, publ
     assert len(mail_server.received) == (0 if state == State.DEAD else 1)
 
 
+def test_channel_that_prefers_two_to_none_sends_again_when_in_doubt(
+    mail_server: MailServer, publish: Publish, drain: Drain, settings: Any
+) -> None:
+    email = {"BACKEND": "outbox.channels.email.EmailChannel", "IN_DOUBT": "resend"}
+    settings.OUTBOX_CHANNELS = {"email": email}
+    mail_server.mode = "drop_after_dot"
+    publish()
+    drain()
+    assert Message.objects.get().state == State.PENDING
+    publish("of a killed drainer")
+    past = timezone.now() - timedelta(minutes=1)
+    Message.objects.filter(attempts=0).update(state=State.SENDING, claim=1, claimed_until=past, first_attempt_at=past)
+    mail_server.mode = "accept"
+    make_due()
+    drain()
+    assert set(Message.objects.values_list("state", flat=True)) == {State.SENT}
+    first, *again = (envelope for envelope in mail_server.received if b"Invoice 7" in envelope.data)
+    assert len(again) == 2
+    assert first.data in [envelope.data for envelope in again]
+
+
 def test_naive_sender_cannot_tell_the_two_sides_of_the_final_dot(mail_server: MailServer) -> None:
     """Django's backend raises the same class for a mail the server never had and for one it has; sent again: twice."""
     raised = {}
