@@ -151,11 +151,10 @@ class SmtpConversation:
 
     def _open(self, deadline: Deadline) -> Any:
         self._backend.timeout = max(0.01, min(self._timeout, deadline.remaining()))
-        is_new = self._backend.open()
+        self._backend.open()
         smtp: Any = self._backend.connection
         self._bound(smtp, deadline)
-        if not is_new:
-            self._cutter.watch(smtp.sock)
+        self._cutter.watch(smtp.sock)
         # The text and its final dot are two writes: with Nagle's algorithm the dot would wait for the text's delayed
         # acknowledgement, 40 ms per mail.
         smtp.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
