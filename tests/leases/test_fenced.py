@@ -7,6 +7,7 @@ from typing import Any
 import psycopg
 import pytest
 from django.db import DatabaseError, connection, transaction
+from django.db.models import F
 
 from leases import hold
 from leases.errors import LeaseLost, NotHeld, StaleInstance, StaleToken
@@ -44,6 +45,11 @@ WRITES: dict[str, Callable[[Account, Entry], object]] = {
     ),
     "bulk_update": lambda account, entry: Entry.objects.bulk_update([Entry.objects.get(pk=entry.pk)], ["memo"]),
     "update": lambda account, entry: Entry.objects.filter(pk=entry.pk).update(memo="changed"),
+    "update with an expression": lambda account, entry: Entry.objects.filter(pk=entry.pk).update(
+        amount_minor=F("amount_minor") + 1
+    ),
+    "save what raw() read": lambda account, entry: Entry.objects.raw("SELECT * FROM ledger_entry")[0].save(),
+    "save what select_for_update() read": lambda account, entry: lock_and_save(entry),
     "delete a queryset": lambda account, entry: Entry.objects.filter(pk=entry.pk).delete(),
     "delete an instance": lambda account, entry: Entry.objects.get(pk=entry.pk).delete(),
     "create through a relation": lambda account, entry: account.entries.create(memo="related"),
@@ -68,11 +74,17 @@ RAW: dict[str, Callable[[Account, Entry], object]] = {
         "MERGE INTO ledger_entry e USING (SELECT %s::bigint AS id) s ON e.id = s.id WHEN MATCHED THEN DELETE", entry.pk
     ),
     "COPY": lambda account, entry: copy(account),
+    "delete of the parent": lambda account, entry: account.delete(),
     "cascade": lambda account, entry: sql(
         "WITH gone AS (DELETE FROM ledger_entry WHERE account_id = %s RETURNING 1) SELECT count(*) FROM gone",
         account.pk,
     ),
 }
+
+
+def lock_and_save(entry: Entry) -> None:
+    with transaction.atomic():
+        Entry.objects.select_for_update().get(pk=entry.pk).save()
 
 
 def copy(account: Account) -> None:
@@ -179,6 +191,22 @@ def test_row_that_moves_needs_both_leases(account: Account, resource: str) -> No
     with hold(resource), hold(f"account:{other.pk}"):
         Entry.objects.filter(pk=entry.pk).update(account=other)
     assert Entry.objects.get(pk=entry.pk).account == other
+
+
+def test_cascade_of_a_foreign_key_is_refused_by_the_database(account: Account, resource: str) -> None:
+    existing(account)
+    sql(
+        "ALTER TABLE ledger_entry ADD CONSTRAINT cascading"
+        " FOREIGN KEY (account_id) REFERENCES ledger_account ON DELETE CASCADE"
+    )
+    try:
+        with pytest.raises(DatabaseError, match="not presented: account:"):
+            sql("DELETE FROM ledger_account")
+        with hold(resource) as lease, lease.transaction():
+            sql("DELETE FROM ledger_account")
+    finally:
+        sql("ALTER TABLE ledger_entry DROP CONSTRAINT cascading")
+    assert not Entry.objects.exists()
 
 
 def test_statement_that_touches_no_row_does_not_commit_its_neighbours_under_a_stale_token(

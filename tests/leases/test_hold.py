@@ -205,6 +205,22 @@ def test_lease_held_for_too_long_is_abandoned(settings: Any) -> None:  # locks L
         lease.check()
 
 
+def test_lease_held_for_half_of_what_is_allowed_is_warned_of_once(
+    settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.LEASES_MAX_HOLD = timedelta(seconds=2)
+
+    def warnings() -> int:
+        return [getattr(record, "event", "") for record in caplog.records].count("lease.long")
+
+    with hold("customer:1", ttl=SHORT) as lease:
+        assert not warnings()
+        wait_until(warnings)
+        deadline = lease.deadline
+        wait_until(lambda: lease.deadline > deadline)
+    assert warnings() == 1
+
+
 def test_lease_of_a_thread_that_died_is_no_longer_renewed(redis: Any) -> None:  # locks L32
     from leases.acquiring import acquire
     from leases.stopping import Job

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import pgtrigger
 import pytest
 from django.core.checks import CheckMessage, run_checks
+from django.core.management import call_command
 from django.db import models
 from django.test.utils import isolate_apps
 
@@ -154,3 +155,14 @@ def test_W007_manager_that_presents_nothing(scratch: None) -> None:
             app_label = "ledger"
 
     assert ids(checked(Row)) == ["leases.W007"]
+
+
+def test_changed_template_makes_a_migration(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call_command("makemigrations", "ledger", "--check", "--dry-run")
+    [(_, trigger)] = pgtrigger.registered("ledger.Entry:fence_insert")
+    monkeypatch.setattr(trigger, "resource_template", "book:{account_id}")
+    with pytest.raises(SystemExit):
+        call_command("makemigrations", "ledger", "--check", "--dry-run")
+    assert "fence_insert" in capsys.readouterr().out
