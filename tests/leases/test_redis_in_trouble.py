@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from django_redis import get_redis_connection
 from redis.backoff import ConstantBackoff
+from redis.exceptions import BusyLoadingError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.retry import Retry
 
@@ -148,6 +149,34 @@ def test_redis_that_refuses_connections_is_unavailable_not_busy(use: Callable[[i
     use(1)
     with pytest.raises(LeaseUnavailable), hold("customer:1"):
         pass
+
+
+def is_loading(server: PrivateRedis) -> bool:
+    with server.client() as client:
+        try:
+            client.get("any")
+        except BusyLoadingError:
+            return True
+        return False
+
+
+def test_redis_that_loads_its_data_is_unavailable_and_the_end_of_the_work_is_kept(
+    redis: Any, redis_server: PrivateRedis, use: Callable[[int], None]
+) -> None:
+    """A server that copies another's data answers LOADING meanwhile, to everything."""
+    for start in range(0, 20_000, 1000):
+        redis.mset({f"filler:{number}": "x" * 50 for number in range(start, start + 1000)})
+    origin = redis.connection_pool.connection_kwargs
+    use(redis_server.port)
+    with hold("customer:1") as lease:
+        with redis_server.client() as client:
+            client.config_set("loading-process-events-interval-bytes", 1024)
+            client.config_set("key-load-delay", 500)
+            client.replicaof(origin["host"], origin["port"])
+        wait_until(lambda: is_loading(redis_server))
+        with pytest.raises(LeaseUnavailable, match="loading"), hold("customer:2"):
+            pass
+    assert LeaseRecord.objects.get(token=lease.token).end == LeaseRecord.End.RELEASED
 
 
 def test_restart_that_kept_everything_is_survived(redis_server: PrivateRedis, use: Callable[[int], None]) -> None:
