@@ -47,3 +47,18 @@ def invoices_have_a_sender(**_: Any) -> list[CheckMessage]:
     except WrongSender as error:
         return [Error(f"{error}.", hint=f"Set {error.setting} to one address: billing@example.org.", id="billing.E003")]
     return []
+
+
+@register()
+def tax_service_has_an_address(**_: Any) -> list[CheckMessage]:
+    from billing.tax import is_address
+
+    if is_address(conf.TAX_URL):
+        return []
+    return [
+        Error(
+            f"BILLING_TAX_URL is {conf.TAX_URL!r}, which is no http address.",
+            hint="Set BILLING_TAX_URL to where the tax service answers: https://tax.example.org.",
+            id="billing.E004",
+        )
+    ]

@@ -96,6 +96,8 @@ def _ask_patiently(lease: Lease, question: Question) -> dict[str, str]:
 
 def _ask(question: Question) -> dict[str, str]:
     document = question["document"]
+    if not is_address(conf.TAX_URL):  # nobody's tax can be asked for, and that is no customer's fault
+        raise TaxUnavailable(document, f"BILLING_TAX_URL is {conf.TAX_URL!r}, which is no http address")
     try:
         response = _client().post(f"{conf.TAX_URL}/v1/taxes", json=question, timeout=conf.TAX_TIMEOUT.total_seconds())
     except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
@@ -108,6 +110,15 @@ def _ask(question: Question) -> dict[str, str]:
         # Also what only an operator can cure, such as 401 or 404: it concerns every customer, so none is parked.
         raise TaxUnavailable(document, f"status {response.status_code}", retry_after=_retry_after(response))
     return _checked(question, response)
+
+
+def is_address(url: str) -> bool:
+    """Say whether requests can be sent to `url` at all."""
+    try:
+        parsed = httpx.URL(url)
+    except (httpx.InvalidURL, TypeError):
+        return False
+    return parsed.scheme in ("http", "https") and bool(parsed.host)
 
 
 def _checked(question: Question, response: httpx.Response) -> dict[str, str]:

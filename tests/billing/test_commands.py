@@ -70,7 +70,7 @@ def break_off(proxy: Proxy) -> None:
         (["after_failover"], 1, "Not all was put right, and nobody works on until it is: run this again"),
         (["rescue", "--once"], 1, "The pass could not be finished"),
         (["leases", "ls"], 4, "The database does not answer as it should"),
-        (["outbox", "status"], 1, "The database does not answer as it should"),
+        (["outbox", "status"], 75, "the database does not answer as it should"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )

@@ -263,6 +263,17 @@ def test_sender_must_be_one_address(settings: Settings, sender: str) -> None:
     assert found_by_checks() == []
 
 
+@pytest.mark.parametrize("url", ["", "localhost:8899", "ftp://tax.example.org", "http://", "http://[::1"])
+def test_address_of_the_tax_service_that_is_none_parks_nobody(
+    tax: TaxService, customer: Customer, settings: Settings, url: str
+) -> None:
+    settings.BILLING_TAX_URL = url
+    assert found_by_checks() == ["billing.E004"]
+    outcome = invoice(customer.pk, MAY)
+    assert outcome.kind == Item.Outcome.FAILED
+    assert f"BILLING_TAX_URL is {url!r}, which is no http address" in outcome.reason
+
+
 def test_price_of_each_tax_category_is_taxed_at_its_own_rate(tax: TaxService) -> None:
     customer = make_customer()
     for category in ("standard", "reduced", "exempt"):
