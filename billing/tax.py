@@ -8,6 +8,7 @@ never taken for zero.
 import hashlib
 import json
 import logging
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
@@ -30,6 +31,8 @@ TRIES = 3
 LONGEST_PAUSE = timedelta(seconds=2)
 LONGEST_WISH = timedelta(days=1)
 RATE_PLACES = 6  # as InvoiceLine.tax_rate stores it
+
+_making_client = threading.Lock()
 
 Question = dict[str, Any]
 
@@ -155,7 +158,12 @@ def _retry_after(response: httpx.Response) -> timedelta | None:
         return None
 
 
-@cache
 def _client() -> httpx.Client:
     """One pool of connections per process, made when first used: after a fork, never before."""
+    with _making_client:  # threads that come first at once would each make one
+        return _made_client()
+
+
+@cache
+def _made_client() -> httpx.Client:
     return httpx.Client(limits=httpx.Limits(max_connections=64, max_keepalive_connections=16))

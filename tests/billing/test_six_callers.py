@@ -73,7 +73,7 @@ def no_lease_no_fence(monkeypatch: pytest.MonkeyPatch, transactional_db: None) -
     monkeypatch.setattr(invoicing, "hold", hold)
 
     @contextmanager
-    def writing(rows: list[fenced.FencedModel], using: str) -> Iterator[None]:
+    def writing(rows: list[fenced.FencedModel], using: str, **_: object) -> Iterator[None]:
         for row in rows:
             row.token = 0
         yield

@@ -59,15 +59,15 @@ def test_attempt_that_broke_off_pays_only_for_what_is_missing(
     customer: Customer, tax: TaxService, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings.BILLING_TAX_LINES_PER_REQUEST = 10
-    check = Lease.check
+    ask = tax_client._ask_patiently
     with monkeypatch.context() as broken:
 
-        def crash_after_two_answers(lease: Lease) -> None:
+        def crash_after_two_answers(lease: Lease, question: dict[str, Any]) -> dict[str, str]:
             if TaxAnswer.objects.count() == 2:
                 raise SystemExit
-            check(lease)
+            return ask(lease, question)
 
-        broken.setattr(Lease, "check", crash_after_two_answers)
+        broken.setattr(tax_client, "_ask_patiently", crash_after_two_answers)
         with pytest.raises(SystemExit):
             invoice(customer.pk, MAY)
     assert len(tax.requests()) == TaxAnswer.objects.count() == 2
