@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from leases.resources import key_of
 from tests.leases.proxy import Proxy, proxy_to
 from tests.leases.threads import in_thread
 from tests.ledger.models import Account, Entry
+from tests.servers.plugin import SCRATCH, start_redis
 from tests.servers.redis_server import PrivateRedis
 from tests.waiting import wait_until
 
@@ -263,6 +265,37 @@ def test_token_outranks_the_old_masters_after_failover_to_a_replica_that_lags(  
         with pytest.raises(StaleToken):
             Entry.objects.create(account=account, memo="stale")
     assert set(Entry.objects.values_list("memo", flat=True)) == {"before", "still ours", "successor"}
+
+
+@pytest.fixture
+def replica(pytestconfig: pytest.Config, redis_server: PrivateRedis, tmp_path: Path) -> Iterator[PrivateRedis]:
+    server = PrivateRedis(start_redis(pytestconfig.stash[SCRATCH], f"replica-{tmp_path.name}"))
+    yield server
+    server.stop()
+
+
+def test_replica_that_is_promoted_without_having_heard_of_a_lease_lets_no_two_holders_write(  # locks L03
+    redis_server: PrivateRedis, replica: PrivateRedis, use: Callable[[int], None], account: Account, resource: str
+) -> None:
+    def successor() -> None:
+        with hold(resource):
+            Entry.objects.create(account=Account.objects.get(), memo="successor")
+
+    use(redis_server.port)
+    with proxy_to(redis_server.port) as link, replica.client() as promoted:
+        promoted.replicaof("127.0.0.1", link.port)
+        wait_until(lambda: promoted.info("replication")["master_link_status"] == "up")
+        link.silent = True
+        with pytest.raises(LeaseLost), hold(resource, ttl=timedelta(seconds=30)):
+            assert not promoted.exists(key_of(resource))
+            redis_server.kill()
+            promoted.replicaof("NO", "ONE")
+            use(replica.port)
+            with in_thread(successor):
+                pass
+            with pytest.raises(StaleToken):
+                Entry.objects.create(account=account, memo="stale")
+    assert list(Entry.objects.values_list("memo", flat=True)) == ["successor"]
 
 
 def test_wall_clock_that_jumps_expires_every_lease_and_the_fence_holds(  # locks L63
