@@ -382,3 +382,14 @@ def test_statements_about_known_messages_read_no_index_but_the_primary_key(name:
         cursor.execute("EXPLAIN " + statement(name), values)
         plan = "\n".join(line for (line,) in cursor.fetchall())
     assert set(re.findall(r"using (\w+)|Scan on (outbox_message_\w+)", plan)) == {("outbox_message_pkey", "")}, plan
+
+
+def test_sweep_reads_nothing_of_what_waits_without_a_limit() -> None:
+    fill(20_000)
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE outbox_message SET deadline_at = now() WHERE id % 5000 = 0")
+        cursor.execute("ANALYZE outbox_message")
+        cursor.execute("EXPLAIN " + statement("expire"))
+        plan = "\n".join(line for (line,) in cursor.fetchall())
+    indexes = set(re.findall(r"using (\w+)|Scan on (outbox_message\w*)", plan))
+    assert indexes == {("outbox_message_limited", ""), ("outbox_message_pkey", "")}, plan
