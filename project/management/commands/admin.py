@@ -36,8 +36,8 @@ class Command(BaseCommand):
         if not settings.DEBUG:
             raise CommandError("This makes an administrator and prints the password, so it needs DEBUG=on.")
         have_servers(self.say)
-        for noisy in ("", "django.server"):
-            logging.getLogger(noisy).setLevel(logging.WARNING)
+        # Until the server starts, which configures logging afresh: from then on a line per request is wanted.
+        logging.getLogger().setLevel(logging.WARNING)
         call_command("migrate", verbosity=0)
         password = self.make_user()
         self.say(f"\n  http://127.0.0.1:{port}/admin/   user {USER}, password {password}\n")
