@@ -10,7 +10,7 @@ from django.core.management.base import CommandError
 from django.db import close_old_connections
 from django.utils.module_loading import autodiscover_modules
 
-from leases.cli.verb import EXIT_FOUND, Verb
+from leases.cli.verb import EXIT_FOUND, Verb, positive_seconds
 from leases.conf import conf
 from leases.jobs.rescuing import rescue
 
@@ -28,7 +28,9 @@ The first Ctrl-C or SIGTERM stops after the current pass, the second at once.
     @classmethod
     def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--once", action="store_true", help="one pass")
-        parser.add_argument("--interval", type=float, default=10.0, metavar="SECONDS", help="default: %(default)s")
+        parser.add_argument(
+            "--interval", type=positive_seconds, default=10.0, metavar="SECONDS", help="default: %(default)s"
+        )
 
     def run(self, *, database: str, as_json: bool, **options: Any) -> None:
         if not conf.RESCUERS:

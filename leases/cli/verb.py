@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -70,6 +71,24 @@ def positive(text: str) -> int:
     if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above zero")
     return int(text)
+
+
+def natural(text: str) -> int:
+    """Read a whole number, zero or more, from the command line."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+    return int(text)
+
+
+def positive_seconds(text: str) -> float:
+    """Read a number of seconds above zero, at most a week, from the command line."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value <= 7 * 86_400:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above zero, a week at most")
+    return value
 
 
 def counted(count: int, noun: str) -> str:

@@ -178,6 +178,7 @@ def test_break_of_many_goes_on_after_one_that_is_not_leased() -> None:
         ["prune", "--older-than", "3d", "--batch-size", "0"],
         ["prune", "--older-than", "3d", "--fences"],
         ["headroom", "--window", "soon"],
+        ["rescue", "--interval", "-1"],
         ["nonsense"],
     ],
 )

@@ -1,7 +1,6 @@
 """`manage.py workload`: depth, age and a number of workers; and dead letters, which are kept."""
 
 import json
-import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import dramatiq
 import pytest
 from django.core.management import call_command
+from django.core.management.base import CommandError
 
 from leases.jobs import dead_letters, workload
 from leases.jobs.errors import AlreadyDone, AlreadyReplayed
@@ -31,13 +31,16 @@ def test_depth_age_and_suggestion_follow_the_work(jobs: Jobs) -> None:
         jobs.send(actors.serial, "a", f"{number}", 0.05)
     jobs.broker.enqueue(actors.plain.message("later"), delay=3_600_000)
     wait_until(lambda: jobs.state().waiting == 40)
-    time.sleep(1.1)
-    state = jobs.state()
-    assert state.delayed == 1
-    assert state.oldest_age_s is not None
-    assert state.oldest_age_s > 1
+    wait_until(lambda: (jobs.state().oldest_age_s or 0) > 1)
+    assert jobs.state().delayed == 1
     per_second = workload.measure(broker=jobs.broker, queues=[QUEUE], drain_within=timedelta(seconds=4))[0]
     assert per_second.suggested_workers == 10  # 40 jobs that are taken for one second each
+
+
+@pytest.mark.parametrize("arguments", ["--drain-within nan", "--drain-within 0", "--min -1", "--min 9 --max 8"])
+def test_numbers_that_cannot_be_meant_are_refused(arguments: str) -> None:
+    with pytest.raises(CommandError):
+        call_command("workload", *arguments.split())
 
 
 def test_suggestion_learns_how_long_jobs_run(jobs: Jobs) -> None:

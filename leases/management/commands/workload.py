@@ -13,6 +13,7 @@ from django.utils.module_loading import autodiscover_modules
 from dramatiq.errors import BrokerConnectionError
 from redis.exceptions import RedisError
 
+from leases.cli.verb import natural, positive_seconds
 from leases.jobs import workload
 from leases.jobs.models import Receipt
 from leases.jobs.workload import QueueState
@@ -54,13 +55,15 @@ class Command(BaseCommand):
         form.add_argument("--metrics", action="store_true", help="the text format of Prometheus")
         parser.add_argument("--duplicates", action="store_true", help="jobs that stand in a queue more than once")
         parser.add_argument("--queues", nargs="+", metavar="QUEUE", help="only these (default: all that actors name)")
-        parser.add_argument("--drain-within", type=float, default=300.0, metavar="SECONDS", help="default: %(default)s")
-        parser.add_argument("--min", type=int, default=1, metavar="N", dest="least", help="default: %(default)s")
-        parser.add_argument("--max", type=int, default=64, metavar="N", dest="most", help="default: %(default)s")
+        parser.add_argument(
+            "--drain-within", type=positive_seconds, default=300.0, metavar="SECONDS", help="default: %(default)s"
+        )
+        parser.add_argument("--min", type=natural, default=1, metavar="N", dest="least", help="default: %(default)s")
+        parser.add_argument("--max", type=natural, default=64, metavar="N", dest="most", help="default: %(default)s")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        if options["drain_within"] <= 0 or not 0 <= options["least"] <= options["most"]:
-            raise CommandError("--drain-within is above 0, and 0 <= --min <= --max", returncode=2)
+        if options["least"] > options["most"]:
+            raise CommandError("--min is above --max", returncode=2)
         if options["duplicates"] and options["metrics"]:
             raise CommandError("--duplicates is for people, or --json", returncode=2)
         autodiscover_modules("actors")
