@@ -17,8 +17,6 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
-import django
-
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
 
 
@@ -26,34 +24,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=5)
     arguments = parser.parse_args()
-    django.setup()
-    import logging
 
-    logging.disable(logging.WARNING)
-    from django.test.runner import DiscoverRunner
+    from benchmarks.measuring import database_of_its_own
 
-    runner = DiscoverRunner(verbosity=0, interactive=False)
-    databases = runner.setup_databases()
-    try:
+    with database_of_its_own():
         measure(arguments.runs)
-    finally:
-        runner.teardown_databases(databases)
 
 
 def measure(runs: int) -> None:
-    from django_redis import get_redis_connection
-
     from benchmarks import measuring
 
     print(measuring.machine())
     print(f"medians over {runs} runs; ours, the other, ratio\n")
-    get_redis_connection("leases").flushdb()
     redis_part(runs)
     whole(runs)
     renewal_round(runs)
     fenced_writes(runs)
     stopping(runs)
     takeover(runs)
+    overlap(runs)
 
 
 def redis_part(runs: int) -> None:
@@ -291,6 +280,45 @@ def takeover(runs: int) -> None:
                 return time.perf_counter() - killed_at
 
     limit("takeover after SIGKILL of a holder with a ttl of 2 s", after_a_kill, at_most=3, runs=runs)
+
+
+def overlap(runs: int) -> None:
+    import threading
+
+    from django.db import connections
+
+    from benchmarks.measuring import limit
+    from leases import keys
+    from leases.models import Incident
+    from leases.watcher import Watcher
+
+    number = 0
+
+    def seen_after_expiry() -> float:
+        nonlocal number
+        number += 1
+        resource = f"bench:frozen-{number}"
+        with holder(resource) as process:
+            process.send_signal(signal.SIGSTOP)
+            while resource in keys.read([resource]):
+                time.sleep(0.001)
+            expired_at = time.perf_counter()
+            while not Incident.objects.filter(resource=resource).exists():
+                time.sleep(0.005)
+            return time.perf_counter() - expired_at
+
+    def watch() -> None:
+        watcher.run()
+        connections.close_all()
+
+    watcher = Watcher()
+    watching = threading.Thread(target=watch)
+    watching.start()
+    try:
+        limit("from expiry of a frozen holder's lease to the incident", seen_after_expiry, at_most=1, runs=runs)
+    finally:
+        watcher.stop.set()
+        watching.join()
 
 
 @contextmanager

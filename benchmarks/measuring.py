@@ -1,15 +1,33 @@
 """Medians over several runs, ratios within one run, and the machine they come from."""
 
+import logging
 import os
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import django
 import redis
 from django.db import connection
 from django_redis import get_redis_connection
+
+
+@contextmanager
+def database_of_its_own() -> Iterator[None]:
+    """Set Django up, with a database that is made for the block, an empty Redis, and quiet logs."""
+    django.setup()
+    logging.disable(logging.ERROR)
+    from django.test.runner import DiscoverRunner
+
+    runner = DiscoverRunner(verbosity=0, interactive=False)
+    databases = runner.setup_databases()
+    try:
+        get_redis_connection("leases").flushdb()
+        yield
+    finally:
+        runner.teardown_databases(databases)
 
 
 def machine() -> str:

@@ -16,8 +16,6 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-import django
-
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
 os.environ |= {"DEBUG": "off", "SECRET_KEY": "for-measuring-only", "ALLOWED_HOSTS": "localhost"}
 
@@ -29,18 +27,11 @@ def main() -> None:
     parser.add_argument("--only", choices=["cost", "scale", "rescue"], help="a part of it")
     parser.add_argument("--rabbitmq", metavar="URL", help="scale and count on RabbitMQ too")
     arguments = parser.parse_args()
-    django.setup()
-    import logging
 
-    logging.disable(logging.ERROR)
-    from django.test.runner import DiscoverRunner
+    from benchmarks.measuring import database_of_its_own
 
-    runner = DiscoverRunner(verbosity=0, interactive=False)
-    databases = runner.setup_databases()
-    try:
+    with database_of_its_own():
         measure(arguments.runs, arguments.messages, arguments.rabbitmq, arguments.only)
-    finally:
-        runner.teardown_databases(databases)
 
 
 def measure(runs: int, messages: int, rabbitmq: str | None, only: str | None) -> None:
