@@ -38,20 +38,24 @@ def hold(resource: str, ttl_ms: str, until: str) -> dict[str, Any]:
 
 
 def lease_alone(resource: str, ttl_ms: str) -> dict[str, Any]:
-    """Note a piece of work in `plain_note`, unless it is there, with nothing but a lease to prevent a second one."""
+    """Note a piece of work in `plain_note`, unless it is there, with nothing but a lease to prevent a second one.
+
+    Over a connection that Django does not know, where no statement is held back once the lease is known to be lost.
+    """
     from django.db import connection
 
     from leases import hold
 
-    with hold(resource, ttl=timedelta(milliseconds=int(ttl_ms))) as lease, connection.cursor() as cursor:
-        cursor.execute("SELECT count(*) FROM plain_note WHERE resource = %s", [resource])
-        if cursor.fetchone() != (0,):
+    database = connection.get_new_connection({**connection.get_connection_params(), "autocommit": True})
+    with database, hold(resource, ttl=timedelta(milliseconds=int(ttl_ms))) as lease:
+        found = database.execute("SELECT count(*) FROM plain_note WHERE resource = %s", [resource])
+        if found.fetchone() != (0,):
             return {"outcome": "noted already"}
-        cursor.execute("INSERT INTO plain_work (resource) VALUES (%s)", [resource])
+        database.execute("INSERT INTO plain_work (resource) VALUES (%s)", [resource])
         log.info("working", extra={"event": "plain.working"})
         lease.check()
         log.info("writing", extra={"event": "plain.writing"})
-        cursor.execute("INSERT INTO plain_note (resource) VALUES (%s)", [resource])
+        database.execute("INSERT INTO plain_note (resource) VALUES (%s)", [resource])
     return {"outcome": "noted"}
 
 
