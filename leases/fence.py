@@ -19,39 +19,15 @@ OTHER_FENCE = "LF003"
 LOCK_NOT_AVAILABLE = "55P03"
 QUERY_CANCELED = "57014"
 
-# Table names are not qualified, because a project may keep its tables in any schema, or one set per tenant. So a
-# session's temporary table of that name is found first, and refused: nobody else would see what is written there.
 _SHADOW = """
 SELECT c.relname, c.relnamespace::regnamespace::text FROM pg_catalog.pg_class c
  WHERE c.oid = ANY(%s::text[]::regclass[]) AND c.relpersistence = 't'
 """
 
-# Every limit is set in a CTE that the locking one reads: set beside it, it would not bound its own wait.
 _REGISTER = """
-WITH limits AS MATERIALIZED (
-  SELECT set_config('lock_timeout', %(lock_timeout)s, true),
-         set_config('synchronous_commit', 'on', true)),
-accepted AS (
-  INSERT INTO leases_fence AS f (resource, token, holder, changed_at)
-  SELECT %(resource)s, %(token)s, %(holder)s, clock_timestamp() FROM limits
-   WHERE NOT EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.relpersistence = 't'
-                        AND c.oid IN ('leases_fence'::regclass, 'leases_leaserecord'::regclass))
-  ON CONFLICT (resource) DO UPDATE
-     SET token = excluded.token, holder = excluded.holder, changed_at = excluded.changed_at
-   WHERE f.token < excluded.token OR (f.token = excluded.token AND f.holder = excluded.holder)
-  RETURNING f.resource),
-recorded AS (
-  INSERT INTO leases_leaserecord
-         (resource, token, holder, ttl_ms, host, pid, process_started, thread, acquired_at, "end")
-  SELECT resource, %(token)s, %(holder)s, %(ttl_ms)s, %(host)s, %(pid)s, %(started)s, %(thread)s, clock_timestamp(), ''
-    FROM accepted
-  ON CONFLICT (resource, token) DO NOTHING)
-SELECT r.token, r.holder, r.host, r.pid, r.process_started
-  FROM accepted
-  LEFT JOIN leases_leaserecord r
-    ON r.resource = accepted.resource AND r.ended_at IS NULL AND r.token < %(token)s
+SELECT * FROM leases_register(
+  %(resource)s, %(token)s, %(holder)s, %(ttl_ms)s, %(host)s, %(pid)s, %(started)s, %(thread)s, %(lock_timeout)s)
 """
-
 PRESENT = "SELECT leases_present(%(resource)s, %(token)s, %(limit)s)"
 
 # Not worth waiting for the disk: lost in a crash of the server, it makes a false alarm, nothing worse.

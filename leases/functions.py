@@ -1,6 +1,42 @@
-"""The database function with which a transaction presents a token: planned once per session, not at every call."""
+"""The database's own functions, which register a token and present it: planned once per session, not at every call.
 
-#: Version 1, to create and to drop; migrations refer to it, so it must not change.
+Table names in them are not qualified, because a project may keep its tables in any schema, or one set per tenant. So a
+session's temporary table of that name is found first, and refused: nobody else would see what is written there.
+
+Each is a pair of statements, to create and to drop it. Migrations refer to version 1, so it must not change.
+"""
+
+REGISTER = (
+    """CREATE FUNCTION leases_register(
+         wanted text, granted bigint, grantee text, ttl bigint, on_host text, by_pid bigint, by_process text,
+         by_thread text, time_limit text)
+       RETURNS TABLE (token bigint, holder text, host text, pid bigint, process_started text)
+       LANGUAGE plpgsql AS $$
+       #variable_conflict use_column
+       BEGIN
+         PERFORM set_config('lock_timeout', time_limit, true), set_config('synchronous_commit', 'on', true);
+         INSERT INTO leases_fence AS f (resource, token, holder, changed_at)
+         SELECT wanted, granted, grantee, clock_timestamp()
+          WHERE NOT EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.relpersistence = 't'
+                               AND c.oid IN ('leases_fence'::regclass, 'leases_leaserecord'::regclass))
+         ON CONFLICT (resource) DO UPDATE
+            SET token = excluded.token, holder = excluded.holder, changed_at = excluded.changed_at
+          WHERE f.token < excluded.token OR (f.token = excluded.token AND f.holder = excluded.holder);
+         IF NOT FOUND THEN
+           RETURN;
+         END IF;
+         INSERT INTO leases_leaserecord
+                (resource, token, holder, ttl_ms, host, pid, process_started, thread, acquired_at, "end")
+         VALUES (wanted, granted, grantee, ttl, on_host, by_pid, by_process, by_thread, clock_timestamp(), '')
+         ON CONFLICT (resource, token) DO NOTHING;
+         RETURN QUERY
+         SELECT r.token, r.holder::text, r.host::text, r.pid, r.process_started::text
+           FROM (SELECT) AS accepted
+           LEFT JOIN leases_leaserecord r ON r.resource = wanted AND r.ended_at IS NULL AND r.token < granted;
+       END $$""",
+    "DROP FUNCTION leases_register(text, bigint, text, bigint, text, bigint, text, text, text)",
+)
+
 PRESENT = (
     """CREATE FUNCTION leases_present(wanted text, proved bigint, time_limit text) RETURNS boolean
        LANGUAGE plpgsql AS $$

@@ -119,5 +119,6 @@ class Migration(migrations.Migration):
             },
             bases=('leases.leaserecord',),
         ),
+        migrations.RunSQL(*functions.REGISTER),
         migrations.RunSQL(*functions.PRESENT),
     ]
