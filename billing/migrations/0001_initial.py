@@ -300,6 +300,10 @@ class Migration(migrations.Migration):
         ),
         migrations.AddIndex(
             model_name='item',
+            index=models.Index(condition=models.Q(('outcome', 'skipped')), fields=['id'], name='billing_item_skipped'),
+        ),
+        migrations.AddIndex(
+            model_name='item',
             index=models.Index(fields=['started_at'], name='billing_item_started'),
         ),
         migrations.AddIndex(

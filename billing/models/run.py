@@ -52,6 +52,7 @@ class Item(models.Model):
         indexes = [
             models.Index(fields=["run", "outcome", "id"], name="billing_item_outcome"),
             models.Index(fields=["run", "id"], condition=Q(outcome="parked"), name="billing_item_parked"),
+            models.Index(fields=["id"], condition=Q(outcome="skipped"), name="billing_item_skipped"),
             models.Index(fields=["started_at"], name="billing_item_started"),
             models.Index(fields=["run", "id"], condition=Q(outcome__in=["", "failed"]), name="billing_item_open"),
         ]

@@ -76,8 +76,8 @@ class Cast:
                 process.wait()
 
 
-def end_with_parent(command: Sequence[str]) -> list[str]:
-    """Return a command that runs `command` and has the kernel stop it when this process is killed.
+def end_with_parent(command: Sequence[str], ending: signal.Signals = signal.SIGTERM) -> list[str]:
+    """Return a command that runs `command` and has the kernel send it `ending` when this process is killed.
 
     Not a preexec_fn: the fork that takes runs hooks of logging's, and a Ctrl-C that falls into one of them is swallowed
     and leaves logging locked.
@@ -86,7 +86,7 @@ def end_with_parent(command: Sequence[str]) -> list[str]:
         return list(command)
     # The kernel tells nothing of a death before the request, so the parent is looked for after it.
     first = (
-        f"import ctypes, os, sys; ctypes.CDLL(None).prctl({PR_SET_PDEATHSIG}, {signal.SIGTERM.value}); "
-        f"os.getppid() == {os.getpid()} or os._exit({128 + signal.SIGTERM.value}); "
+        f"import ctypes, os, sys; ctypes.CDLL(None).prctl({PR_SET_PDEATHSIG}, {ending.value}); "
+        f"os.getppid() == {os.getpid()} or os._exit({128 + ending.value}); "
     )
     return [sys.executable, "-c", first + "os.execv(sys.argv[1], sys.argv[1:])", *command]

@@ -98,7 +98,8 @@ class Crew:
         with self.log(number).open("ab") as log:
             words = [sys.executable, "-m", "project.replay.worker", str(number), self._queue, str(self._events)]
             return subprocess.Popen(  # noqa: S603 - our own words
-                end_with_parent(words),
+                # Not asked to stop: without its Redis, which ends too, a worker takes half a minute to give up.
+                end_with_parent(words, signal.SIGKILL),
                 cwd=self._base,
                 env={**os.environ, **self._environment, "PYTHONUNBUFFERED": "1"},
                 stdin=subprocess.DEVNULL,
