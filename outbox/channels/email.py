@@ -9,13 +9,14 @@ from typing import Any, cast
 
 from django.conf import settings as django_settings
 from django.core import mail
+from django.core.exceptions import ImproperlyConfigured
 from django.core.mail.backends.smtp import EmailBackend
 
 from outbox.channels.backends import hand_over
 from outbox.channels.base import Answer, Channel, Parcel
 from outbox.channels.email_rendering import Mail, render
 from outbox.channels.smtp import DEFAULT_TIMEOUT_SECONDS, SmtpConversation
-from outbox.errors import InvalidContent, PermanentFailure
+from outbox.errors import InvalidContent, InvalidSetting, PermanentFailure
 
 
 class EmailChannel(Channel):
@@ -76,7 +77,12 @@ class EmailChannel(Channel):
 
     def _connection(self) -> Any:
         mailers = getattr(mail, "mailers", None)  # Django 6.1 and later
-        return mail.get_connection() if mailers is None else mailers[self._using]
+        if mailers is None and self._using == "default":
+            return mail.get_connection()
+        try:
+            return (mailers or {})[self._using]
+        except (ImproperlyConfigured, KeyError) as error:
+            raise InvalidSetting(f"using of channel {self.name!r}", f"there is no such mailer: {error}") from error
 
 
 def speaks_plain_smtp(backend: Any) -> bool:

@@ -59,6 +59,12 @@ def test_e004_channel_that_cannot_be_made(settings: Any) -> None:
     assert "'fax'" in the_one("outbox.E004").msg
 
 
+def test_e004_mailer_that_does_not_exist(settings: Any) -> None:
+    email = {"BACKEND": "outbox.channels.email.EmailChannel", "OPTIONS": {"using": "nobody"}}
+    settings.OUTBOX_CHANNELS = {"email": email}
+    assert "'nobody'" in the_one("outbox.E004").msg
+
+
 def test_e005_mail_without_a_timeout(settings: Any) -> None:
     settings.EMAIL_TIMEOUT = None
     assert "EMAIL_TIMEOUT" in (the_one("outbox.E005").hint or "")
