@@ -4,9 +4,15 @@ from tests.standalone.new_project import NewProject
 
 SETTINGS = """
 INSTALLED_APPS += ["outbox"]
-EMAIL_TIMEOUT = 10
-EMAIL_BACKEND = "django.core.mail.backends.filebased.EmailBackend"
-EMAIL_FILE_PATH = BASE_DIR / "mails"
+if "MAILERS" in globals():  # as Django makes a project from 6.1 on
+    MAILERS["default"] = {
+        "BACKEND": "django.core.mail.backends.filebased.EmailBackend",
+        "OPTIONS": {"file_path": BASE_DIR / "mails"},
+    }
+else:
+    EMAIL_TIMEOUT = 10
+    EMAIL_BACKEND = "django.core.mail.backends.filebased.EmailBackend"
+    EMAIL_FILE_PATH = BASE_DIR / "mails"
 """
 SCRIPT = """
 from django.db import transaction
