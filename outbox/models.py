@@ -1,6 +1,5 @@
 """The outbox: one row per message."""
 
-from django.contrib.postgres.indexes import BrinIndex
 from django.db import models
 from django.db.models import F, Q
 from django.db.models.functions import Least, Now
@@ -98,8 +97,6 @@ class Message(models.Model):
                 condition=Q(state__in=[State.IN_DOUBT, State.DEAD, State.CANCELLED]),
                 name="outbox_message_parked",
             ),
-            # The admin's filter by age: rows lie in the order of their making, so a few kilobytes tell where.
-            BrinIndex(fields=["created_at"], autosummarize=True, pages_per_range=32, name="outbox_message_created"),
         ]
 
     def __str__(self) -> str:

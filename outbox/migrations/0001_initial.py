@@ -1,4 +1,3 @@
-import django.contrib.postgres.indexes
 import django.db.models.deletion
 import django.db.models.functions.comparison
 import django.db.models.functions.datetime
@@ -56,7 +55,7 @@ class Migration(migrations.Migration):
             options={
                 'permissions': [('decide_message', 'Can decide about messages that need a person')],
                 'default_permissions': ('view',),
-                'indexes': [models.Index(models.F('channel'), models.F('available_at'), models.F('id'), condition=models.Q(('state', 'pending')), name='outbox_message_pending'), models.Index(models.F('claimed_until'), condition=models.Q(('state__in', ['claimed', 'sending'])), name='outbox_message_held'), models.Index(django.db.models.functions.comparison.Least('deadline_at', 'resend_until'), condition=models.Q(('state', 'pending'), models.Q(('deadline_at__isnull', False), ('resend_until__isnull', False), _connector='OR')), name='outbox_message_limited'), models.Index(models.F('channel'), models.F('available_at'), condition=models.Q(('state', 'pending'), models.Q(('last_error', ''), _negated=True)), name='outbox_message_retrying'), models.Index(models.F('state'), models.OrderBy(models.F('id'), descending=True), condition=models.Q(('state__in', ['in_doubt', 'dead', 'cancelled'])), name='outbox_message_parked'), django.contrib.postgres.indexes.BrinIndex(autosummarize=True, fields=['created_at'], name='outbox_message_created', pages_per_range=32)],
+                'indexes': [models.Index(models.F('channel'), models.F('available_at'), models.F('id'), condition=models.Q(('state', 'pending')), name='outbox_message_pending'), models.Index(models.F('claimed_until'), condition=models.Q(('state__in', ['claimed', 'sending'])), name='outbox_message_held'), models.Index(django.db.models.functions.comparison.Least('deadline_at', 'resend_until'), condition=models.Q(('state', 'pending'), models.Q(('deadline_at__isnull', False), ('resend_until__isnull', False), _connector='OR')), name='outbox_message_limited'), models.Index(models.F('channel'), models.F('available_at'), condition=models.Q(('state', 'pending'), models.Q(('last_error', ''), _negated=True)), name='outbox_message_retrying'), models.Index(models.F('state'), models.OrderBy(models.F('id'), descending=True), condition=models.Q(('state__in', ['in_doubt', 'dead', 'cancelled'])), name='outbox_message_parked')],
                 'constraints': [models.UniqueConstraint(fields=('dedupe_key',), name='outbox_message_dedupe_key'), models.CheckConstraint(condition=models.Q(('state__in', ['pending', 'claimed', 'sending', 'sent', 'in_doubt', 'dead', 'cancelled'])), name='outbox_message_state_known'), models.CheckConstraint(condition=models.Q(models.Q(('claim__isnull', False), ('claimed_until__isnull', False), ('state__in', ['claimed', 'sending'])), models.Q(models.Q(('state__in', ['claimed', 'sending']), _negated=True), ('claimed_until__isnull', True)), _connector='OR'), name='outbox_message_claim_while_held'), models.CheckConstraint(condition=models.Q(models.Q(('sent_at__isnull', False), ('state', 'sent')), models.Q(models.Q(('state', 'sent'), _negated=True), ('sent_at__isnull', True)), _connector='OR'), name='outbox_message_sent_at_if_sent'), models.CheckConstraint(condition=models.Q(('attempts__gte', 0)), name='outbox_message_attempts_not_negative'), models.CheckConstraint(condition=models.Q(('dedupe_key', ''), _negated=True), name='outbox_message_dedupe_key_not_empty'), models.CheckConstraint(condition=models.Q(('payload__isnull', False), ('state__in', ['sent', 'cancelled']), _connector='OR'), name='outbox_message_pruned_only_when_done')],
             },
         ),
@@ -78,5 +77,6 @@ class Migration(migrations.Migration):
         ),
         migrations.RunSQL(*storage_sql.CLAIM_NUMBERS),
         migrations.RunSQL(*storage_sql.STORAGE),
+        migrations.RunSQL(*storage_sql.AGES),
         migrations.RunSQL(*storage_sql.FINALITY),
     ]
