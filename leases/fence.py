@@ -18,6 +18,7 @@ NOT_PRESENTED = "LF002"
 OTHER_FENCE = "LF003"
 LOCK_NOT_AVAILABLE = "55P03"
 QUERY_CANCELED = "57014"
+NO_SUCH_TABLE = "42P01"
 
 _SHADOW = """
 SELECT c.relname, c.relnamespace::regnamespace::text FROM pg_catalog.pg_class c

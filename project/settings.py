@@ -32,8 +32,11 @@ def required(name: str, what: str, development_default: str) -> str:
 
 
 def seconds(name: str, default: float) -> timedelta:
-    """Return a variable given in seconds as a span of time."""
-    return timedelta(seconds=env.float(name, default=default))
+    """Return a variable given in seconds as a span of time, or say in one sentence that it is none."""
+    try:
+        return timedelta(seconds=float(env.str(name, default=str(default))))
+    except (ValueError, OverflowError):
+        raise ImproperlyConfigured(f"{name} is {env.str(name)!r}: write a number of seconds, as in 60.") from None
 
 
 # Security

@@ -1,10 +1,12 @@
 """`manage.py leases`, as people and programs use it."""
 
 import json
+import os
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from io import StringIO
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from django.core.management import CommandError, call_command
@@ -338,3 +340,14 @@ def test_doctor_names_a_database_that_forgot() -> None:
     assert "leases.E041" in out
     forgetting.put_right("default")
     assert "leases.E041" not in leases("doctor")[1]
+
+
+@pytest.mark.parametrize(
+    "arguments", [["leases", "ls"], ["leases", "show", "customer:1"], ["workload", "--duplicates"]]
+)
+def test_tables_that_were_never_made_are_said_in_one_sentence(processes: Any, arguments: list[str]) -> None:
+    url = urlsplit(os.environ["DATABASE_URL"])._replace(path="/postgres").geturl()
+    process = processes.start(*arguments, env={"DATABASE_URL": url})
+    assert process.wait() > 0
+    assert "run manage.py migrate first" in process.output()
+    assert "Traceback" not in process.output()

@@ -3,6 +3,7 @@
 import re
 import socket
 from functools import partial
+from typing import Any
 
 import httpx
 import pytest
@@ -56,3 +57,12 @@ def test_admin_lets_in_who_has_the_printed_password_of_this_start(processes: Pro
 def test_admin_is_for_development() -> None:
     with pytest.raises(CommandError, match="DEBUG=on"):
         call_command("admin")
+
+
+def test_taken_port_is_refused_before_the_password_of_the_running_admin_is_changed(settings: Any) -> None:
+    settings.DEBUG = True
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(CommandError, match="Address already in use"):
+            call_command("admin", "--port", str(taken.getsockname()[1]))

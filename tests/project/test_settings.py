@@ -101,6 +101,13 @@ def test_unknown_broker_is_refused_in_one_sentence() -> None:
     assert completed.stderr.startswith("manage.py: BROKER_URL begins with 'kafka'")
 
 
+def test_number_that_is_none_is_refused_in_one_sentence() -> None:
+    completed = manage("check", env={**PRODUCTION, "LEASES_TTL_SECONDS": "abc"})
+    assert completed.returncode == 1
+    assert "LEASES_TTL_SECONDS is 'abc': write a number of seconds" in completed.stderr
+    assert completed.stderr.count("\n") == 1
+
+
 def test_every_variable_is_in_the_example() -> None:
     source = (BASE_DIR / "project/settings.py").read_text()
     read = set(re.findall(r'(?:env\.\w+|required|seconds)\(\s*"([A-Z_]+)"', source))

@@ -4,7 +4,7 @@ import argparse
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandParser
-from django.db import InterfaceError, OperationalError
+from django.db import InterfaceError, OperationalError, ProgrammingError
 from redis.exceptions import RedisError
 
 from leases.cli.breaking import Break
@@ -17,6 +17,7 @@ from leases.cli.pruning import Prune
 from leases.cli.rescuing import Rescue
 from leases.cli.verb import Verb, unavailable
 from leases.cli.watching import Watch
+from leases.fence import NO_SUCH_TABLE, sqlstate
 
 VERBS: dict[str, type[Verb]] = {
     verb.name: verb
@@ -57,5 +58,9 @@ class Command(BaseCommand):
             verb.run(**options)
         except (OperationalError, InterfaceError) as error:
             raise unavailable(f"The database does not answer as it should: {str(error).strip()}") from error
+        except ProgrammingError as error:
+            if sqlstate(error) != NO_SUCH_TABLE:
+                raise
+            raise unavailable("The database has no tables of leases: run manage.py migrate first.") from error
         except RedisError as error:
             raise unavailable(f"Redis does not answer as it should: {error}") from error

@@ -7,13 +7,14 @@ from datetime import timedelta
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
-from django.db import DatabaseError
+from django.db import DatabaseError, ProgrammingError
 from django.db.models import QuerySet
 from django.utils.module_loading import autodiscover_modules
 from dramatiq.errors import BrokerConnectionError
 from redis.exceptions import RedisError
 
 from leases.cli.verb import natural, positive_seconds
+from leases.fence import NO_SUCH_TABLE, sqlstate
 from leases.jobs import workload
 from leases.jobs.models import Receipt
 from leases.jobs.workload import QueueState
@@ -77,6 +78,10 @@ class Command(BaseCommand):
                 least=options["least"],
                 most=options["most"],
             )
+        except ProgrammingError as error:
+            if sqlstate(error) != NO_SUCH_TABLE:
+                raise
+            raise CommandError("The database has no tables of jobs: run manage.py migrate first.") from error
         except (RedisError, DatabaseError, BrokerConnectionError, OSError) as error:
             raise CommandError(f"A server does not answer: {error!r}") from error
         if options["as_json"]:
@@ -87,9 +92,9 @@ class Command(BaseCommand):
             self._table(states)
 
     def _table(self, states: list[QueueState]) -> None:
-        line = "{:<20} {:>9} {:>9} {:>9} {:>6} {:>10} {:>10} {:>8}"
+        line = "{:<20} {:>9} {:>9} {:>9} {:>6} {:>10} {:>10} {:>10}"
         self.stdout.write(
-            line.format("queue", "waiting", "delayed", "running", "dead", "oldest", "mean run", "workers")
+            line.format("queue", "waiting", "delayed", "running", "dead", "oldest", "mean run", "suggested")
         )
         for state in states:
             self.stdout.write(

@@ -3,6 +3,7 @@
 import logging
 import os
 import secrets
+import socket
 from argparse import RawDescriptionHelpFormatter
 from typing import Any
 
@@ -35,6 +36,7 @@ class Command(BaseCommand):
     def handle(self, *args: Any, port: int, **options: Any) -> None:
         if not settings.DEBUG:
             raise CommandError("This makes an administrator and prints the password, so it needs DEBUG=on.")
+        refuse_taken(port)
         have_servers(self.say)
         # Until the server starts, which configures logging afresh: from then on a line per request is wanted.
         logging.getLogger().setLevel(logging.WARNING)
@@ -71,3 +73,16 @@ class Command(BaseCommand):
     def say(self, text: str) -> None:
         self.stdout.write(text)
         self.stdout.flush()
+
+
+def refuse_taken(port: int) -> None:
+    """Raise CommandError if somebody listens there, before a new password locks out who is logged in."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise CommandError(
+                f"Port {port} cannot be used ({error.strerror}): give another with --port, as in "
+                f'make admin ARGS="--port 8001".'
+            ) from error
