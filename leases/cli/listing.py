@@ -102,7 +102,9 @@ class Show(Verb):
         incidents = Incident.objects.using(database).filter(**of_it).order_by("-token")[:_HISTORY]
         interventions = Intervention.objects.using(database).filter(**of_it).order_by("-at")[:_HISTORY]
         if key is None and fence is None:
-            raise CommandError(f"{resource} was never leased.", returncode=EXIT_ABSENT)
+            raise CommandError(
+                f"{resource} was never leased. A resource is named in full, as in customer:42.", returncode=EXIT_ABSENT
+            )
         facts: dict[str, Any] = {
             "resource": resource,
             "key": key and {"value": key.value, "left_s": seconds(key.left), "is_lease": key.token is not None},

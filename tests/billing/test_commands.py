@@ -87,6 +87,13 @@ def test_database_that_is_away_is_said_in_one_sentence(
     assert "Traceback" not in ended.output()
 
 
+def test_wait_says_that_no_worker_has_begun(processes: Processes, item: Item) -> None:
+    bill = processes.start("bill", "2026-05", "--wait")
+    bill.wait_for_line("1 open; no worker has begun: manage.py rundramatiq runs them", 40)
+    Item.objects.update(outcome="skipped", concluded_at=Now())
+    assert bill.wait() == 0
+
+
 def test_wait_goes_on_through_an_outage_of_the_database(processes: Processes, line: Line, item: Item) -> None:
     proxy, environment = line
     bill = processes.start("bill", "2026-05", "--wait", env=environment)

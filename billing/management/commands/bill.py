@@ -12,7 +12,7 @@ from django.db import close_old_connections
 from billing import money, outages, queueing, rescuer, runs, unclaimed
 from billing.conf import conf
 from billing.errors import BrokerUnavailable
-from billing.models import Run
+from billing.models import Item, Run
 from billing.periods import InvalidPeriod, Period
 from billing.preview import preview
 from billing.status import SHOWN, counts, status, unclaimed_lines
@@ -21,6 +21,7 @@ from billing.wording import counted
 POLL_SECONDS = 0.5
 RESCUE_SECONDS = 3.0
 PLAIN_LINE_SECONDS = 5.0
+IDLE_SECONDS = 5.0
 
 PARKED = 3
 UNKNOWN = 4
@@ -108,7 +109,7 @@ class Command(BaseCommand):
     def _wait(self, run: Run) -> None:
         """Show progress until everybody has an outcome; an outage of the database is waited out, within bounds."""
         line = ProgressLine(self.stderr)
-        answered_at = rescued_at = time.monotonic()
+        began_at = answered_at = rescued_at = time.monotonic()
         try:
             while True:
                 left = True
@@ -116,6 +117,9 @@ class Command(BaseCommand):
                     found = counts(run)
                     left = bool(found["open"] + found["failed"])
                     text = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in found.items() if count)
+                    waits_long = left and time.monotonic() - began_at > IDLE_SECONDS
+                    if waits_long and not Item.objects.filter(run=run, started_at__isnull=False).exists():
+                        text += "; no worker has begun: manage.py rundramatiq runs them"
                     if left and time.monotonic() - rescued_at > RESCUE_SECONDS:
                         rescued_at = time.monotonic()
                         rescuer.rescue()
