@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Literal
 
 from redis.exceptions import RedisError
 
@@ -13,12 +12,13 @@ from leases.models import LeaseRecord
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """What Redis says of a lease: `held` and for how long yet, `expired` (no such key), `taken` by another holder.
+    """What becomes of a lease now: `held` and for how long yet, `expired` (no such key), `taken` by another holder.
 
-    `unknown` if Redis did not answer.
+    How it ended (`released`, `lost`, `broken`, `expired`) if its record says so since it was read, `pruned` if there is
+    no record any more, `unknown` if Redis did not answer.
     """
 
-    state: Literal["held", "expired", "taken", "unknown"]
+    state: str
     left: timedelta | None = None
 
     def __str__(self) -> str:
@@ -26,12 +26,21 @@ class Live:
 
 
 def live_states(records: Sequence[LeaseRecord]) -> list[Live]:
-    """Return what Redis says of `records`, in their order, in one round trip."""
+    """Return what becomes of `records`, in their order, after one round trip to Redis.
+
+    A release writes its record before it deletes the key, so the records of those that have no key are read again.
+    """
     try:
         found = keys.read(record.resource for record in records)
     except RedisError:
         return [Live("unknown") for _ in records]
-    return [_live(record, found.get(record.resource)) for record in records]
+    states = [_live(record, found.get(record.resource)) for record in records]
+    without_key = [record for record, live in zip(records, states, strict=True) if live.state != "held"]
+    ends = _ends(without_key)
+    for position, record in enumerate(records):
+        if states[position].state != "held" and (end := ends.get(record.pk, "pruned")):
+            states[position] = Live(end)
+    return states
 
 
 def _live(record: LeaseRecord, key: keys.Key | None) -> Live:
@@ -40,3 +49,11 @@ def _live(record: LeaseRecord, key: keys.Key | None) -> Live:
     if not key.is_of(record.holder, record.token):
         return Live("taken")
     return Live("held", key.left)
+
+
+def _ends(records: Sequence[LeaseRecord]) -> dict[int, str]:
+    """Return how each of the records ended, empty for what has not ended; those that are gone are missing."""
+    if not records:
+        return {}
+    again = LeaseRecord.objects.using(records[0]._state.db).filter(pk__in=[record.pk for record in records])
+    return dict(again.values_list("pk", "end"))

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from datetime import timedelta
 from io import StringIO
 from typing import Any
@@ -92,7 +93,9 @@ def test_ls_can_be_narrowed() -> None:
     assert "more than 2" in err
 
 
-def test_ls_asks_redis_and_the_database_once_each(django_assert_num_queries: Any, monkeypatch: Any) -> None:
+def test_ls_asks_redis_once_and_the_database_again_only_for_what_has_no_key(
+    redis: Any, django_assert_num_queries: Any, monkeypatch: Any
+) -> None:
     for number in range(20):
         steal(f"customer:{number}")
     trips: list[list[str]] = []
@@ -106,6 +109,28 @@ def test_ls_asks_redis_and_the_database_once_each(django_assert_num_queries: Any
     with django_assert_num_queries(1):
         leases("ls")
     assert len(trips) == 1
+    redis.delete(*(key_of(f"customer:{number}") for number in range(20)))
+    with django_assert_num_queries(2):
+        leases("ls")
+
+
+@pytest.mark.parametrize("prunes", [False, True], ids=["released", "released and pruned"])
+def test_lease_released_between_the_two_looks_is_not_called_expired(redis: Any, monkeypatch: Any, prunes: bool) -> None:
+    held = ExitStack()
+    held.enter_context(hold("customer:1"))
+    steal("customer:2")
+    redis.delete(key_of("customer:2"))
+    read = keys.read
+
+    def after_the_release(resources: Iterable[str]) -> dict[str, keys.Key]:
+        held.close()
+        if prunes:
+            LeaseRecord.objects.exclude(ended_at=None).delete()
+        return read(resources)
+
+    monkeypatch.setattr(keys, "read", after_the_release)
+    states = {entry["resource"]: entry["state"] for entry in leases_json("ls")}
+    assert states == {"customer:1": "pruned" if prunes else "released", "customer:2": "expired"}
 
 
 def test_ls_without_redis_still_lists_and_says_so(unreachable_redis: None) -> None:
