@@ -1,5 +1,6 @@
 """The billing commands as processes: signals, exit codes, and servers that are not there."""
 
+import io
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -204,7 +205,10 @@ def test_nothing_starts_with_a_sender_that_is_no_address(
     ("words", "sentence"),
     [
         (["bill", "May"], "'May' is not a period; write a month such as 2026-05"),
-        (["bill", "2026-05-01/2026-05-32"], "is not a period; write a month such as 2026-05"),
+        (["bill", "2026-05-01/2026-05-32"], "'2026-05-01/2026-05-32' is not a period: "),
+        (["bill", "2026-05-16/2026-05-01"], "'2026-05-16/2026-05-01' is not a period: it ends before it begins;"),
+        (["bill", "2190-05"], "2190-05 lies more than 10 years back or 2 ahead, so nothing was planned"),
+        (["bill", "1990-05", "--dry-run"], "if it is meant, say --any-year."),
         (["run_status", "0"], "argument RUN: expected a whole number of at least 1, got '0'"),
         (["run_status", "9" * 30], "argument RUN: expected a whole number of at least 1"),
         (["run_status", "--limit=-1"], "argument --limit: expected a whole number of at least 0, got '-1'"),
@@ -247,6 +251,14 @@ def test_argument_that_cannot_be_meant_is_refused_in_one_sentence(words: list[st
     with pytest.raises(CommandError) as refused:
         call_command(*words, skip_checks=True)
     assert sentence in str(refused.value)
+
+
+@pytest.mark.django_db
+def test_period_far_off_is_billed_when_it_is_meant() -> None:
+    make_customer()
+    out = io.StringIO()
+    call_command("bill", "1990-05", "--any-year", "--dry-run", stdout=out)
+    assert "dry run, 1990-05" in out.getvalue()
 
 
 def test_mail_server_without_aiosmtpd_says_what_brings_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

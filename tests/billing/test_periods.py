@@ -30,12 +30,37 @@ def test_whole_month_given_as_dates_is_that_month() -> None:
 @pytest.mark.parametrize(
     "text",
     ["", "2026", "2026-13", "2026-00", "2026-5", "2026-05-01", "2026-05-16/2026-05-01", "2026-05-01/2026-05-01",
-     "2026-02-30/2026-03-01", " 2026-05", "\u0662\u0660\u0662\u0666-05", "9999-12"],
+     "2026-02-30/2026-03-01", " 2026-05", "\u0662\u0660\u0662\u0666-05", "9999-12", "0000-01", "1026-05", "2200-01"],
 )  # fmt: skip
 def test_text_that_is_no_period_is_refused(text: str) -> None:
     with pytest.raises(InvalidPeriod) as raised:
         Period.parse(text)
     assert "write a month such as 2026-05" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("2026-05-16/2026-05-01", "it ends before it begins"),
+        ("2026-05-01/2026-05-01", "it ends on the day it begins, which is excluded"),
+        ("2026-13", "month must be in 1..12"),
+        ("1026-05", "its years are not all from 1900 to 2199"),
+        ("2199-12-01/2200-01-02", "its years are not all from 1900 to 2199"),
+        ("9998-05", "its years are not all from 1900 to 2199"),
+    ],
+)
+def test_reason_why_a_period_is_refused_is_given(text: str, why: str) -> None:
+    with pytest.raises(InvalidPeriod) as raised:
+        Period.parse(text)
+    assert str(raised.value).startswith(f"{text!r} is not a period: {why}")
+
+
+@pytest.mark.parametrize(
+    ("text", "far"),
+    [("2016-01", False), ("2015-12-01/2016-02-01", True), ("2028-12", False), ("2029-01", True), ("2126-05", True)],
+)
+def test_period_of_another_decade_is_far(text: str, far: bool) -> None:
+    assert Period.parse(text).is_far_from(date(2026, 7, 1)) is far
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,13 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser, OutputWrapper
 from django.db import close_old_connections
+from django.utils import timezone
 
 from billing import money, outages, queueing, rescuer, runs, unclaimed
 from billing.conf import conf
 from billing.errors import BrokerUnavailable
 from billing.models import Item, Run
-from billing.periods import InvalidPeriod, Period
+from billing.periods import YEARS_AHEAD, YEARS_BACK, InvalidPeriod, Period
 from billing.preview import preview
 from billing.status import SHOWN, counts, status, unclaimed_lines
 from billing.wording import counted
@@ -41,6 +42,10 @@ exit codes: 0 planned, or with --wait: nobody is parked; 1 nothing was planned; 
             the run goes on once it does; 130 interrupted, the run goes on
 """
 
+FAR = (
+    f"{{period}} lies more than {YEARS_BACK} years back or {YEARS_AHEAD} ahead, so nothing was planned; "
+    "if it is meant, say --any-year."
+)
 NOT_PLANNED = (
     "Nobody was enqueued. Bill again once it answers: a run that was planned all the same does no harm, and "
     "nobody is invoiced twice."
@@ -61,11 +66,16 @@ class Command(BaseCommand):
         parser.add_argument("--customer", metavar="CODE", nargs="+", action="extend", default=[], help="only these")
         parser.add_argument("--wait", action="store_true", help="show progress until every customer has an outcome")
         parser.add_argument("--dry-run", action="store_true", help="show what would be invoiced, before tax")
+        parser.add_argument(
+            "--any-year", action="store_true", help=f"also more than {YEARS_BACK} years back or {YEARS_AHEAD} ahead"
+        )
         parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
 
     def handle(self, **options: Any) -> None:
         try:
             period = Period.parse(options["period"])
+            if period.is_far_from(timezone.now().date()) and not options["any_year"]:
+                raise CommandError(FAR.format(period=period))
             with outages.told(NOT_PLANNED):
                 self._warn_of_unclaimed(period, options["customer"])
                 if options["dry_run"]:
