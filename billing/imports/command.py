@@ -17,8 +17,8 @@ ROWS_NOT_TAKEN = 3
 NO_ANSWER = 4
 EXIT_CODES = """\
 A row that was there before with the same content counts as known, so a file may be imported any number of times; with
-other content it conflicts, and what was there stays. Rows count from 2, the header being row 1. Problems go to standard
-error, one line each, the summary to standard output.
+other content it conflicts, and what was there stays. Problems go to standard error in the order of the file, one line
+each, with the line of the file on which the row begins; the summary goes to standard output.
 
 exit codes: 0 every row taken or known; 1 the file cannot be read, nothing taken; 2 wrong usage;
             3 some rows conflicting or refused, all others taken; 4 the database stopped answering, import it again

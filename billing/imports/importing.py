@@ -1,6 +1,6 @@
 """The loop of every import: read, parse, store in batches, report."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from itertools import islice
 from typing import Protocol, TextIO, TypeVar
@@ -38,40 +38,44 @@ def import_file(importer: Importer[Row], stream: TextIO, path: str, report: Repo
     using = router.db_for_write(UsageEvent)
     numbered = reading.rows(stream, path, importer.required_columns)
     with transaction.atomic(using) if dry_run else nullcontext():
-        for batch in _batches(importer, numbered, report):
-            _store(importer, batch, report, using)
+        while chunk := list(islice(numbered, BATCH_ROWS)):
+            _take(importer, chunk, report, using)
         if dry_run:
             transaction.set_rollback(True, using)
 
 
-def _batches(
-    importer: Importer[Row], numbered: Iterator[tuple[int, dict[str, str] | Refused]], report: Report
-) -> Iterator[list[tuple[int, Row]]]:
-    while chunk := list(islice(numbered, BATCH_ROWS)):
-        batch = []
-        for number, row in chunk:
-            try:
-                if isinstance(row, Refused):
-                    raise row
-                batch.append((number, importer.parse(row)))
-            except Refused as refused:
-                report.add(number, Verdict.REFUSED, str(refused))
-        if batch:
-            yield batch
+def _take(
+    importer: Importer[Row], chunk: list[tuple[int, dict[str, str] | Refused]], report: Report, using: str
+) -> None:
+    """Store the good rows of the chunk, and report all of it in the order of the file."""
+    refused: dict[int, Refused] = {}
+    batch: list[Row] = []
+    for line, row in chunk:
+        try:
+            if isinstance(row, Refused):
+                raise row
+            batch.append(importer.parse(row))
+        except Refused as error:
+            refused[line] = error
+    became = zip(batch, _stored(importer, batch, using), strict=True)
+    for line, _ in chunk:
+        if line in refused:
+            report.add(line, Verdict.REFUSED, str(refused[line]))
+            continue
+        taken, verdict = next(became)
+        if isinstance(verdict, Refused):
+            report.add(line, Verdict.REFUSED, str(verdict))
+        else:
+            report.add(line, verdict, f"{taken} is there with other content, which stays")
 
 
-def _store(importer: Importer[Row], batch: list[tuple[int, Row]], report: Report, using: str) -> None:
+def _stored(importer: Importer[Row], batch: list[Row], using: str) -> Sequence[Verdict | Refused]:
+    if not batch:
+        return []
     try:
         with transaction.atomic(using):
-            verdicts = importer.store([row for _, row in batch], using)
+            return importer.store(batch, using)
     except (DataError, IntegrityError) as error:
         if len(batch) > 1:  # one of them is at fault; the others must not suffer
-            for one in batch:
-                _store(importer, [one], report, using)
-            return
-        verdicts = [Refused(f"the database refused it: {str(error).splitlines()[0]}")]
-    for (number, row), verdict in zip(batch, verdicts, strict=True):
-        if isinstance(verdict, Refused):
-            report.add(number, Verdict.REFUSED, str(verdict))
-        else:
-            report.add(number, verdict, f"{row} is there with other content, which stays")
+            return [verdict for row in batch for verdict in _stored(importer, [row], using)]
+        return [Refused(f"the database refused it: {str(error).splitlines()[0]}")]

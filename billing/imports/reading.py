@@ -4,9 +4,12 @@ import csv
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from billing.imports.fields import Refused
+
+if TYPE_CHECKING:
+    from _csv import Reader
 
 
 class UnreadableFile(Exception):
@@ -31,7 +34,9 @@ def opened(path: str) -> Iterator[TextIO]:
 
 
 def rows(stream: TextIO, path: str, required: Iterable[str]) -> Iterator[tuple[int, dict[str, str] | Refused]]:
-    """Yield (row number, values by column), or the reason why a row cannot be read; blank lines are passed over.
+    """Yield (line, values by column), or the reason why a row cannot be read; blank lines are passed over.
+
+    The line is the one on which the row begins, as an editor counts: a quoted value may hold line breaks.
 
     Raises `UnreadableFile` at once when the header is missing, or lacks or repeats a column.
     """
@@ -49,25 +54,24 @@ def rows(stream: TextIO, path: str, required: Iterable[str]) -> Iterator[tuple[i
     return _rows(reader, header)
 
 
-def _rows(reader: "Iterator[list[str]]", header: list[str]) -> Iterator[tuple[int, dict[str, str] | Refused]]:
-    number = 1
+def _rows(reader: "Reader", header: list[str]) -> Iterator[tuple[int, dict[str, str] | Refused]]:
     while True:
-        number += 1
+        line = reader.line_num + 1
         try:
             values = next(reader)
         except StopIteration:
             return
         except csv.Error as error:
-            yield number, Refused(f"no CSV ({error})")
+            yield line, Refused(f"no CSV ({error})")
             continue
         if not values:
             continue
         if len(values) != len(header):
-            yield number, Refused(f"has {len(values)} values, the header has {len(header)} columns")
+            yield line, Refused(f"has {len(values)} values, the header has {len(header)} columns")
         elif any("\0" in value or not _is_text(value) for value in values):
-            yield number, Refused("contains bytes that are not UTF-8 text")
+            yield line, Refused("contains bytes that are not UTF-8 text")
         else:
-            yield number, dict(zip(header, values, strict=True))
+            yield line, dict(zip(header, values, strict=True))
 
 
 def _is_text(value: str) -> bool:

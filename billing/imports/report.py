@@ -19,14 +19,14 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A row that needs a person; `row` counts as a spreadsheet does, the header being row 1."""
+    """A row that needs a person; `line` is the one of the file on which it begins, the header being line 1."""
 
-    row: int
+    line: int
     verdict: Verdict
     reason: str
 
     def __str__(self) -> str:
-        return f"row {self.row} {self.verdict}: {self.reason}"
+        return f"line {self.line} {self.verdict}: {self.reason}"
 
 
 @dataclass
@@ -37,10 +37,10 @@ class Report:
     counts: dict[Verdict, int] = field(default_factory=lambda: dict.fromkeys(Verdict, 0))
     problems: list[Problem] = field(default_factory=list)
 
-    def add(self, row: int, verdict: Verdict, reason: str = "") -> None:
+    def add(self, line: int, verdict: Verdict, reason: str = "") -> None:
         self.counts[verdict] += 1
         if verdict in (Verdict.CONFLICTING, Verdict.REFUSED):
-            problem = Problem(row, verdict, reason)
+            problem = Problem(line, verdict, reason)
             if len(self.problems) < MAX_PROBLEMS_KEPT:
                 self.problems.append(problem)
             self.on_problem(problem)
@@ -59,7 +59,7 @@ class Report:
         )
 
     def as_json(self) -> dict[str, Any]:
-        shown = [{"row": p.row, "verdict": p.verdict.value, "reason": p.reason} for p in self.problems]
+        shown = [{"line": p.line, "verdict": p.verdict.value, "reason": p.reason} for p in self.problems]
         counts = {verdict.value: count for verdict, count in self.counts.items()}
         return {"rows": self.rows, **counts, "problems": shown, "problems_not_shown": self._not_shown}
 

@@ -56,7 +56,7 @@ def test_problem_names_its_file(tmp_path: Path) -> None:
     path.write_text("code,name,email,currency\nA,Ann,nobody,EUR\n")
     with pytest.raises(SystemExit):
         call_command("import_customers", str(path), stdout=io.StringIO(), stderr=err)
-    assert err.getvalue() == f"{path}: row 2 refused: email 'nobody' is not an email address\n"
+    assert err.getvalue() == f"{path}: line 2 refused: email 'nobody' is not an email address\n"
 
 
 def test_changed_customer_conflicts_and_stays_as_it_was(run_import: Import) -> None:
@@ -65,7 +65,7 @@ def test_changed_customer_conflicts_and_stays_as_it_was(run_import: Import) -> N
     report = run_import("import_customers", header + "A,Ann,other@example.com,EUR\n")
     assert (counts(report), report["exit"]) == ((0, 0, 1, 0), 3)
     assert report["problems"] == [
-        {"row": 2, "verdict": "conflicting", "reason": "customer A is there with other content, which stays"}
+        {"line": 2, "verdict": "conflicting", "reason": "customer A is there with other content, which stays"}
     ]
     assert Customer.objects.get(code="A").email == "a@example.com"
 
@@ -88,7 +88,7 @@ def test_bad_customer_is_refused_and_the_next_taken(run_import: Import, row: str
         "import_customers", f"code,name,email,currency,timezone,country\n{row}\nZ,Zoe,z@example.com,EUR,,\n"
     )
     assert (counts(report), report["exit"]) == ((1, 0, 0, 1), 3)
-    assert report["problems"][0]["row"] == 2
+    assert report["problems"][0]["line"] == 2
     assert reason in report["problems"][0]["reason"]
     assert list(Customer.objects.values_list("code", flat=True)) == ["Z"]
 
@@ -161,12 +161,50 @@ def test_unknown_customer_or_price_is_refused_with_its_row(run_import: Import) -
         + "k5,A,hours,,1,2026-05-02T10:00:00Z\n",
     )
     assert (counts(report), report["exit"]) == ((1, 0, 0, 4), 3)
-    assert [(p["row"], p["reason"]) for p in report["problems"]] == [
-        (5, "occurred_at 2026-05-02T10:00:00 has no offset from UTC; append Z or one such as +02:00"),
+    assert [(p["line"], p["reason"]) for p in report["problems"]] == [
         (2, "customer 'B' is unknown; import it first"),
         (3, "there is no price for 'bytes' in EUR at 2026-05-02T10:00:00+00:00"),
         (4, "there is no price for 'hours' in EUR at 2026-04-30T23:59:59+00:00"),
+        (5, "occurred_at 2026-05-02T10:00:00 has no offset from UTC; append Z or one such as +02:00"),
     ]
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n", "\r"], ids=["LF", "CRLF", "CR"])
+def test_problem_names_the_line_on_which_an_editor_shows_the_row(run_import: Import, newline: str) -> None:
+    rows = [
+        "code,name,email,currency",
+        '"A","Ann of',  # a quoted value over three lines
+        "",
+        'Aachen",a@example.com,EUR',
+        "",  # passed over
+        "B,Bob,nobody,EUR",
+        'C,"Cleo, the ""first""",c@example.com,EUR',
+        "D,Dan,nobody,EUR",
+    ]
+    report = run_import("import_customers", newline.join(rows))
+    assert counts(report) == (1, 0, 0, 3)
+    assert [problem["line"] for problem in report["problems"]] == [2, 6, 8]
+
+
+def test_problems_that_the_file_and_the_database_have_come_in_the_order_of_the_file(
+    run_import: Import, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_customer("A")
+    make_price("hours")
+    monkeypatch.setattr("billing.imports.fields.decimal", lambda name, value, *_: Decimal(value))
+    rows = [
+        ("k1", "A", "1"),
+        ("k1", "A", "2"),  # conflicts
+        ("k2", "B", "1"),  # an unknown customer
+        ("", "A", "1"),  # no key
+        ("k4", "A", "1e30"),  # too large for the database
+        ("k5", "A", "1"),
+        ("k6", "B", "1"),
+    ]
+    lines = "".join(f"{key},{code},hours,,{quantity},2026-05-02T10:00:00Z\n" for key, code, quantity in rows)
+    report = run_import("import_usage", USAGE_HEADER + lines)
+    assert counts(report) == (2, 0, 1, 4)
+    assert [problem["line"] for problem in report["problems"]] == [3, 4, 5, 6, 8]
 
 
 def test_refused_rows_are_taken_once_their_customer_is_there(run_import: Import) -> None:
@@ -186,7 +224,7 @@ def test_file_over_many_batches_is_counted_row_by_row(run_import: Import, monkey
     rows[20] = "k020,A,hours,,many,2026-05-02T10:00:00Z\n"
     report = run_import("import_usage", USAGE_HEADER + "".join(rows) + rows[3])
     assert counts(report) == (48, 1, 1, 1)
-    assert [p["row"] for p in report["problems"]] == [12, 22]
+    assert [p["line"] for p in report["problems"]] == [12, 22]
 
 
 def test_row_that_only_the_database_can_refuse_does_not_stop_its_batch(
@@ -235,7 +273,7 @@ def test_focus_rows_keep_their_cost_and_repeat_as_known(run_import: Import) -> N
         make_customer(code, currency="USD")
     first = run_import("import_usage", FOCUS_SMALL, "--format", "focus")
     assert counts(first) == (8, 1, 1, 3)
-    assert {p["row"]: p["verdict"] for p in first["problems"]} == {
+    assert {p["line"]: p["verdict"] for p in first["problems"]} == {
         10: "refused",  # BilledCost is NULL
         11: "refused",  # unknown customer
         12: "refused",  # EUR
@@ -252,7 +290,7 @@ def test_negative_rows_are_refused_when_the_policy_says_so(run_import: Import) -
     for code in ("acct-1", "acct-2"):
         make_customer(code, currency="USD")
     report = run_import("import_usage", FOCUS_SMALL, "--format", "focus", "--negative-rows", "refuse")
-    assert [p["row"] for p in report["problems"] if "--negative-rows" in p["reason"]] == [5, 7]
+    assert [p["line"] for p in report["problems"] if "--negative-rows" in p["reason"]] == [5, 7]
     assert not UsageEvent.objects.filter(amount__lt=0).exists()
 
 
