@@ -89,7 +89,7 @@ def _issue(
     lines = [_line(invoice, line, rates.get(line.position)) for line in rating.lines]
     InvoiceLine.objects.using(using).bulk_create(lines, batch_size=BATCH_LINES)
     _claim(invoice, slot, rating, using)
-    runs.record(slot, Outcome.issued(invoice.pk), using=using)
+    runs.record_issued(slot, invoice, using=using)
     metrics = email.summary(invoice, using=using)
     # From here on everybody else who issues waits for this transaction.
     invoice.number = numbering.take_number(invoice.series, using=using)

@@ -7,11 +7,11 @@ from enum import Enum
 from typing import Any
 
 from django.db import connections, router, transaction
-from django.db.models import Max
+from django.db.models import Max, QuerySet
 from django.db.models.functions import Now
 
 from billing.conf import conf
-from billing.models import Customer, Item, Run
+from billing.models import Customer, Invoice, Item, Run
 from billing.outcomes import Outcome
 from billing.periods import Period
 from billing.slots import Slot, as_dates
@@ -120,10 +120,27 @@ def conclude(lease: Lease, slot: Slot, outcome: Outcome) -> Outcome:
 
 def record(slot: Slot, outcome: Outcome, *, using: str) -> None:
     """Write the outcome to the slot's open items, in the caller's transaction, which has presented the lease."""
-    open_items = Item.objects.using(using).filter(
-        customer_id=slot.customer_id, run__period=slot.dates, outcome__in=Item.OPEN
-    )
-    open_items.update(
+    _write(_open_items(slot, using), outcome)
+
+
+def record_issued(slot: Slot, invoice: Invoice, *, using: str) -> None:
+    """Write to the slot's open items that there is an invoice now, in the transaction that makes it.
+
+    One run issued it, the one whose cutoff it was rated with (see `begin()`); for every other it is already invoiced,
+    so that what all runs issued adds up to what there is.
+    """
+    items = _open_items(slot, using)
+    issuer = items.filter(run__cutoff_at=invoice.cutoff_at).order_by("-run_id").values("pk")[:1]
+    _write(items.filter(pk__in=issuer), Outcome.issued(invoice.pk))
+    _write(items, Outcome.already_invoiced(invoice.pk))
+
+
+def _open_items(slot: Slot, using: str) -> QuerySet[Item]:
+    return Item.objects.using(using).filter(customer_id=slot.customer_id, run__period=slot.dates, outcome__in=Item.OPEN)
+
+
+def _write(items: QuerySet[Item], outcome: Outcome) -> None:
+    items.update(
         outcome=outcome.kind,
         reason=outcome.reason[:1000],
         invoice_id=outcome.invoice_id,
@@ -147,10 +164,7 @@ def log(slot: Slot, outcome: Outcome) -> None:
 
 def attempts(slot: Slot, *, using: str) -> int:
     """Return how often the slot's open items were attempted; 0 if it has none."""
-    open_items = Item.objects.using(using).filter(
-        customer_id=slot.customer_id, run__period=slot.dates, outcome__in=Item.OPEN
-    )
-    return int(open_items.aggregate(most=Max("attempts"))["most"] or 0)
+    return int(_open_items(slot, using).aggregate(most=Max("attempts"))["most"] or 0)
 
 
 class Due(Enum):

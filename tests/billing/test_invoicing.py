@@ -14,6 +14,7 @@ from billing.invoicing import invoice
 from billing.models import Customer, Invoice, InvoiceLine, Item, Price, Series, UsageEvent
 from billing.outcomes import Outcome
 from billing.periods import Period
+from billing.status import totals
 from leases import current_lease, hold
 from leases.errors import NotHeld
 from outbox.models import Message
@@ -130,13 +131,45 @@ def test_charge_and_credit_that_cancel_out_are_skipped(tax: TaxService) -> None:
     assert invoice(customer.pk, MAY) == Outcome.skipped("the usage adds up to zero")
 
 
-def test_outcome_is_written_to_the_items_of_every_open_run(customer: Customer) -> None:
+def test_one_open_run_issued_the_invoice_and_every_other_finds_it_there(customer: Customer) -> None:
     first, second = runs.plan(MAY), runs.plan(MAY)
     other = runs.plan(Period.parse("2026-06"))
     outcome = invoice(customer.pk, MAY)
-    items = Item.objects.filter(run__in=[first, second])
-    assert set(items.values_list("outcome", "invoice", "attempts")) == {("issued", outcome.invoice_id, 1)}
-    assert Item.objects.get(run=other).outcome == ""
+    assert list(Item.objects.order_by("run").values_list("run", "outcome", "invoice", "attempts")) == [
+        (first.pk, "already_invoiced", outcome.invoice_id, 1),
+        (second.pk, "issued", outcome.invoice_id, 1),
+        (other.pk, "", None, 0),
+    ]
+    assert [[total.invoices for total in totals(run)] for run in (first, second)] == [[], [1]]
+
+
+def test_run_planned_while_another_one_issues_finds_the_invoice_already_there(
+    customer: Customer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = [runs.plan(MAY)]
+    ask = tax_client.rates
+
+    def rates(*arguments: Any) -> dict[int, Decimal]:
+        made.append(runs.plan(MAY))
+        return ask(*arguments)
+
+    monkeypatch.setattr(tax_client, "rates", rates)
+    invoice(customer.pk, MAY)
+    assert [Item.objects.get(run=run).outcome for run in made] == ["issued", "already_invoiced"]
+
+
+def test_invoice_made_without_a_run_is_already_there_for_a_run_planned_meanwhile(
+    customer: Customer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask = tax_client.rates
+
+    def rates(*arguments: Any) -> dict[int, Decimal]:
+        runs.plan(MAY)
+        return ask(*arguments)
+
+    monkeypatch.setattr(tax_client, "rates", rates)
+    assert invoice(customer.pk, MAY).kind == "issued"
+    assert Item.objects.get().outcome == "already_invoiced"
 
 
 def test_usage_that_changes_while_taxed_is_rated_again(customer: Customer, monkeypatch: pytest.MonkeyPatch) -> None:
