@@ -8,11 +8,12 @@ import sys
 def main() -> None:
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "project.settings")
     from django.core.exceptions import ImproperlyConfigured
-    from django.core.management import execute_from_command_line
     from django.db import InterfaceError, OperationalError
 
+    from project.commands import Utility
+
     try:
-        execute_from_command_line(sys.argv)
+        Utility(sys.argv).execute()
     except ImproperlyConfigured as error:
         if "--traceback" in sys.argv:
             raise

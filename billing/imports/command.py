@@ -29,6 +29,7 @@ class ImportCommand(BaseCommand):
     """Subclasses say in `importer()` what the rows mean."""
 
     epilog = ""
+    unavailable_returncode = NO_ANSWER
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.formatter_class = argparse.RawDescriptionHelpFormatter

@@ -27,7 +27,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="PostgreSQL runs as anoth
 
 
 def test_up_and_down_on_the_command_line(checkout: CheckoutCopy) -> None:
-    before = checkout.manage("migrate")
+    before = checkout.manage("check")
     assert before.returncode == 1
     assert "project.E001" in before.stderr
     assert "manage.py devservices up" in before.stderr
@@ -42,6 +42,30 @@ def test_up_and_down_on_the_command_line(checkout: CheckoutCopy) -> None:
     assert checkout.manage("devservices", "down").stdout == "postgres: stopped\nvalkey: stopped\n"
     assert not any(began(server["pid"]) for server in status.values())
     assert checkout.manage("devservices", "status").returncode == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["leases", "ls"], 4),
+        (["run_status"], 4),
+        (["import_usage", "usage.csv"], 4),
+        (["outbox", "status"], 75),
+        (["drain_outbox", "--once"], 75),
+        (["bill", "2026-05"], 1),
+        (["migrate"], 1),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_servers_that_are_down_are_one_sentence_and_the_exit_code_that_help_promises(
+    checkout: CheckoutCopy, words: list[str], code: int
+) -> None:
+    ended = checkout.manage(*words)
+    assert ended.returncode == code
+    assert ended.stderr == (
+        "CommandError: The development servers postgres and valkey do not run, and no other address is given: "
+        "type manage.py devservices up.\n"
+    )
 
 
 def test_servers_listen_on_the_loopback_only(checkout: CheckoutCopy) -> None:

@@ -23,6 +23,7 @@ NO_ANSWER = 4
 
 class Command(BaseCommand):
     help = "Show how far a billing run is, what it invoiced, and who needs a person."
+    unavailable_returncode = NO_ANSWER
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.formatter_class = argparse.RawDescriptionHelpFormatter

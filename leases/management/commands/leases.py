@@ -15,7 +15,7 @@ from leases.cli.jobs import PruneJobs, Reopen
 from leases.cli.listing import Ls, Show
 from leases.cli.pruning import Prune
 from leases.cli.rescuing import Rescue
-from leases.cli.verb import Verb, unavailable
+from leases.cli.verb import EXIT_UNAVAILABLE, Verb, unavailable
 from leases.cli.watching import Watch
 from leases.fence import NO_SUCH_TABLE, sqlstate
 
@@ -35,6 +35,7 @@ exit codes:
 
 class Command(BaseCommand):
     help = "Look at leases, and intervene."
+    unavailable_returncode = EXIT_UNAVAILABLE
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.formatter_class = argparse.RawDescriptionHelpFormatter

@@ -51,6 +51,7 @@ exit codes:
 
 class Command(BaseCommand):
     help = "Hand over the messages of the outbox that are due. Any number of drainers may run side by side."
+    unavailable_returncode = outage.EXIT_DATABASE_LOST
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
         return super().create_parser(

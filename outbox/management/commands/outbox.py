@@ -47,6 +47,7 @@ exit codes:
 
 class Command(BaseCommand):
     help = "Look at the messages of the outbox, and decide about those that need a person."
+    unavailable_returncode = outage.EXIT_DATABASE_LOST
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
         return super().create_parser(
