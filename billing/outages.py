@@ -24,10 +24,10 @@ def told(advice: str | Callable[[], str], *, returncode: int = 1) -> Iterator[No
         advised = advice if isinstance(advice, str) else advice()
         raise CommandError(f"{sentence(error)} {advised}", returncode=returncode) from error
     except ProgrammingError as error:
-        if getattr(error.__cause__, "sqlstate", None) != NO_SUCH_TABLE:
+        if not _lacks_table(error):
             raise
-        message = f"The database lacks a table ({cause(error)}): run manage.py migrate first."
-        raise CommandError(message, returncode=returncode) from error
+        said = cause(error)
+        raise CommandError(f"{said[0].upper()}{said[1:]}.", returncode=returncode) from error
 
 
 def sentence(error: Exception) -> str:
@@ -36,5 +36,10 @@ def sentence(error: Exception) -> str:
 
 
 def cause(error: Exception) -> str:
-    """Return the first line of what the database or its driver said."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+    """Return the first line of what the database or its driver said; of tables that were never made, what to do."""
+    said = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+    return f"the database lacks a table ({said}): run manage.py migrate first" if _lacks_table(error) else said
+
+
+def _lacks_table(error: Exception) -> bool:
+    return getattr(error.__cause__, "sqlstate", None) == NO_SUCH_TABLE

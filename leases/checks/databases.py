@@ -50,8 +50,8 @@ def fences(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckM
 
 
 def _check(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
-    pending = _pending_apps(connection)
-    if "leases" in pending:
+    pending = pending_apps(connection)
+    if "leases" in pending:  # `migrate` must not be refused for it; the doctor says so
         return
     yield from _idle_timeout(connection)
     yield from _headroom(connection)
@@ -140,7 +140,8 @@ def _fenced_tables() -> dict[Any, list[FenceTrigger]]:
     return found
 
 
-def _pending_apps(connection: BaseDatabaseWrapper) -> set[str]:
+def pending_apps(connection: BaseDatabaseWrapper) -> set[str]:
+    """Return the apps of which migrations have not run in this database."""
     executor = MigrationExecutor(connection)
     return {migration.app_label for migration, _ in executor.migration_plan(executor.loader.graph.leaf_nodes())}
 

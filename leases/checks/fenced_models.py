@@ -56,7 +56,8 @@ def _check_template(model: type[FencedModel]) -> Iterator[CheckMessage]:
     except ValueError as error:
         yield Error(
             f"{model._meta.label}.lease_resource names no resource: {error}.",
-            hint='Set lease_resource = "customer:{customer_id}", with a column of the model in braces.',
+            hint='Set lease_resource = "customer:{customer_id}", with a column of the model in braces; then '
+            "type: manage.py makemigrations, and manage.py migrate, which put the triggers there.",
             obj=model,
             id="leases.E001",
         )

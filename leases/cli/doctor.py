@@ -11,6 +11,7 @@ from django_redis import get_redis_connection
 from redis.exceptions import RedisError
 
 from leases import forgetting, keys
+from leases.checks.databases import pending_apps
 from leases.cli.verb import EXIT_FOUND, Verb
 from leases.conf import conf
 from leases.errors import DatabaseForgot
@@ -46,7 +47,7 @@ class Doctor(Verb):
 
     def run(self, *, database: str, as_json: bool, **options: Any) -> None:
         messages = run_checks(tags=["leases"], include_deployment_checks=True, databases=[database])
-        messages += [*_watched(), *_same_database(database)]
+        messages += [*_watched(), *_migrated(database), *_same_database(database)]
         messages = [message for message in messages if not message.is_silenced()]
         facts = {**_redis_facts(), **_database_facts(database)}
         findings = [
@@ -88,6 +89,23 @@ def _watched() -> list[CheckMessage]:
             "Nobody watches: a holder that freezes is seen only when another takes its resource.",
             hint="Start: manage.py leases watch, or call broker.add_middleware(LeaseWatcher()) from leases.jobs.",
             id="leases.W040",
+        )
+    ]
+
+
+def _migrated(database: str) -> list[CheckMessage]:
+    try:
+        pending = pending_apps(connections[database])
+    except DatabaseError:
+        return []  # E020 says so
+    if "leases" not in pending:
+        return []
+    return [
+        Error(
+            f"{database} lacks tables or functions of leases: nothing can be leased.",
+            hint=f"Type: manage.py migrate --database {database}",
+            obj=database,
+            id="leases.E042",
         )
     ]
 

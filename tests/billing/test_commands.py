@@ -120,13 +120,17 @@ def test_wait_through_a_long_outage_ends_and_says_that_the_run_is_planned(
     assert "Traceback" not in bill.output()
 
 
-def test_tables_that_were_never_made_are_said_in_one_sentence(processes: Processes, line: Line) -> None:
+@pytest.mark.parametrize("words", [["bill", "2026-05"], ["rescue", "--once"]], ids=lambda words: words[0])
+def test_tables_that_were_never_made_are_said_in_one_sentence(
+    processes: Processes, line: Line, words: list[str]
+) -> None:
     _, environment = line
     url = urlsplit(environment["DATABASE_URL"])._replace(path="/postgres").geturl()
-    bill = processes.start("bill", "2026-05", env={**environment, "DATABASE_URL": url})
-    assert bill.wait() == 1
-    assert "run manage.py migrate first" in bill.output()
-    assert "Traceback" not in bill.output()
+    ended = processes.start(*words, env={**environment, "DATABASE_URL": url})
+    assert ended.wait() == 1
+    assert "database lacks a table (relation" in ended.output()
+    assert "run manage.py migrate first." in ended.output()
+    assert "Traceback" not in ended.output()
 
 
 def test_rescuer_ends_its_pass_and_stops_on_sigterm(

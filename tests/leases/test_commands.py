@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection
+from django.db.migrations.recorder import MigrationRecorder
 
 from leases import hold, keys
 from leases.management.commands.leases import VERBS
@@ -350,6 +351,19 @@ def test_doctor_still_speaks_when_redis_does_not(unreachable_redis: None) -> Non
     code, out, _ = leases("doctor")
     assert code == 1
     assert "leases.E030" in out
+
+
+def test_doctor_names_tables_that_were_never_made() -> None:
+    recorder = MigrationRecorder(connection)
+    recorder.record_unapplied("leases", "0002_jobs")
+    try:
+        code, out, _ = leases("doctor")
+    finally:
+        recorder.record_applied("leases", "0002_jobs")
+    assert code == 1
+    assert "leases.E042: default lacks tables or functions of leases" in out
+    assert "manage.py migrate --database default" in out
+    assert "leases.E042" not in leases("doctor")[1]
 
 
 def test_doctor_names_a_database_that_forgot() -> None:
