@@ -1,4 +1,4 @@
-"""The database's own functions, which register a token and present it: planned once per session, not at every call.
+"""The database's own functions, for tokens and receipts: planned once per session, not at every call.
 
 Table names in them are not qualified, because a project may keep its tables in any schema, or one set per tenant. So a
 session's temporary table of that name is found first, and refused: nobody else would see what is written there.
@@ -66,4 +66,33 @@ PRESENT = (
          RETURN true;
        END $$""",
     "DROP FUNCTION leases_present(text, bigint, text)",
+)
+
+# ON CONFLICT waits for a transaction that has inserted the same key: until it commits (NULL comes back), rolls back
+# (this one is the first), or `lock_timeout` passes. That timeout bounds this wait only; what the caller had set is
+# back before the body runs. The idle limits stay: they are what frees the key when the process freezes in the body.
+INSERT_RECEIPT = (
+    """CREATE FUNCTION leases_insert_receipt(
+         wanted text, by_function text, by_message text, time_limit text, idle_limit text, kept interval)
+       RETURNS bigint LANGUAGE plpgsql AS $$
+       DECLARE
+         receipt bigint;
+         receipts oid;
+         former_limit text := current_setting('lock_timeout');
+       BEGIN
+         PERFORM set_config('lock_timeout', time_limit, true),
+                 set_config('idle_in_transaction_session_timeout', idle_limit, true),
+                 set_config('synchronous_commit', 'on', true);
+         INSERT INTO leases_receipt AS r
+                (key, actor, state, reason, attempts, message_id, ran_at, asked_again, expires_at)
+         VALUES (wanted, by_function, 'done', '', 1, by_message, clock_timestamp(), 0, clock_timestamp() + kept)
+         ON CONFLICT (key) DO NOTHING
+         RETURNING r.id, r.tableoid INTO receipt, receipts;
+         PERFORM set_config('lock_timeout', former_limit, true);
+         IF EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid = receipts AND c.relpersistence = 't') THEN
+           RETURN 0;
+         END IF;
+         RETURN receipt;
+       END $$""",
+    "DROP FUNCTION leases_insert_receipt(text, text, text, text, text, interval)",
 )

@@ -13,33 +13,12 @@ _LOOK = "SELECT state, outcome FROM leases_receipt WHERE key = %s AND actor = %s
 
 # The same, and counts that it was asked for. No fsync: a count that a power cut loses hurts nobody.
 _ASK = """
-WITH quick AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true))
 UPDATE leases_receipt r SET asked_again = r.asked_again + 1, last_asked_at = clock_timestamp()
-  FROM quick
- WHERE r.key = %s AND r.actor = %s AND r.state <> 'started'
+ WHERE r.key = %s AND r.actor = %s AND r.state <> 'started' AND set_config('synchronous_commit', 'off', true) = 'off'
 RETURNING r.state, r.outcome
 """
 
-# ON CONFLICT waits for a transaction that has inserted the same key: until it commits (no row comes back), rolls back
-# (this one is the first), or `lock_timeout` passes. That timeout bounds this wait only; what the caller had set is
-# back before the body runs. The idle limits stay: they are what frees the key when the process freezes in the body.
-_INSERT = """
-WITH before AS MATERIALIZED (SELECT current_setting('lock_timeout') AS lock_timeout),
-limits AS MATERIALIZED (
-  SELECT set_config('lock_timeout', %s, true),
-         set_config('idle_in_transaction_session_timeout', %s, true),
-         set_config('synchronous_commit', 'on', true)
-    FROM before),
-inserted AS (
-  INSERT INTO leases_receipt (key, actor, state, reason, attempts, message_id, ran_at, asked_again, expires_at)
-  SELECT %s, %s, 'done', '', 1, %s, clock_timestamp(), 0, clock_timestamp() + %s::interval
-    FROM limits
-  ON CONFLICT (key) DO NOTHING
-  RETURNING id)
-SELECT inserted.id, set_config('lock_timeout', before.lock_timeout, true),
-       EXISTS (SELECT FROM pg_catalog.pg_class WHERE oid = 'leases_receipt'::regclass AND relpersistence = 't')
-  FROM inserted, before
-"""
+_INSERT = "SELECT leases_insert_receipt(%s, %s, %s, %s, %s, %s::interval)"
 
 _KEEP_OUTCOME = "UPDATE leases_receipt SET outcome = %(outcome)s::jsonb WHERE id = %(id)s"
 
@@ -102,10 +81,11 @@ def insert(
     Raises TableShadowed, or django.db.DatabaseError: 55P03 when another run has not ended within `wait`, 40001 at
     stricter isolation.
     """
-    row = _one(_INSERT, (_ms(wait), _ms(idle), key, actor, message_id, retention), using)
-    if row is not None and row[2]:
+    row = _one(_INSERT, (key, actor, message_id, _ms(wait), _ms(idle), retention), using)
+    receipt: int | None = row[0] if row else None
+    if receipt == 0:
         fence.refuse_shadow(using, tables=("leases_receipt",))
-    return int(row[0]) if row else None
+    return receipt
 
 
 def keep_outcome(receipt: int, outcome: str, *, using: str) -> None:

@@ -2,6 +2,8 @@
 
 from django.db import migrations, models
 
+from leases import functions
+
 
 class Migration(migrations.Migration):
 
@@ -111,4 +113,5 @@ class Migration(migrations.Migration):
                 'constraints': [models.UniqueConstraint(fields=('resource', 'message_id'), name='leases_turn_once_per_job')],
             },
         ),
+        migrations.RunSQL(*functions.INSERT_RECEIPT),
     ]

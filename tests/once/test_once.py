@@ -110,11 +110,11 @@ def test_first_run_sends_one_statement_more_than_its_body_and_a_repeat_among_rep
         return [query["sql"].split()[0] for query in sent]
 
     bonus(1)
-    assert verbs(2) == ["BEGIN", "WITH", "INSERT", "COMMIT"]
-    assert verbs(1) == ["BEGIN", "WITH", "ROLLBACK", "WITH"]  # a repeat among first runs inserts in vain
-    assert verbs(1) == ["WITH"]
-    assert verbs(3) == ["WITH", "BEGIN", "WITH", "INSERT", "COMMIT"]  # a first run among repeats asks in vain
-    assert verbs(4) == ["BEGIN", "WITH", "INSERT", "COMMIT"]
+    assert verbs(2) == ["BEGIN", "SELECT", "INSERT", "COMMIT"]
+    assert verbs(1) == ["BEGIN", "SELECT", "ROLLBACK", "UPDATE"]  # a repeat among first runs inserts in vain
+    assert verbs(1) == ["UPDATE"]
+    assert verbs(3) == ["UPDATE", "BEGIN", "SELECT", "INSERT", "COMMIT"]  # a first run among repeats asks in vain
+    assert verbs(4) == ["BEGIN", "SELECT", "INSERT", "COMMIT"]
     assert effects() == 4
     assert Receipt.objects.get(key="bonus:1").asked_again == 2
 
