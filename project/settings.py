@@ -34,9 +34,15 @@ def required(name: str, what: str, development_default: str) -> str:
 def seconds(name: str, default: float) -> timedelta:
     """Return a variable given in seconds as a span of time, or say in one sentence that it is none."""
     try:
-        return timedelta(seconds=float(env.str(name, default=str(default))))
+        value = timedelta(seconds=float(env.str(name, default=str(default))))
     except (ValueError, OverflowError):
-        raise ImproperlyConfigured(f"{name} is {env.str(name)!r}: write a number of seconds, as in 60.") from None
+        value = timedelta(0)
+    if value <= timedelta(0):
+        raise ImproperlyConfigured(
+            f"{name}, from which the setting {name.removesuffix('_SECONDS')} comes, is {env.str(name)!r}: write a "
+            "number of seconds above zero, as in 60."
+        )
+    return value
 
 
 # Security
@@ -163,7 +169,7 @@ EMAIL_HOST_USER = env.str("EMAIL_HOST_USER", default="")
 EMAIL_HOST_PASSWORD = env.str("EMAIL_HOST_PASSWORD", default="")
 EMAIL_USE_TLS = env.bool("EMAIL_USE_TLS", default=False)
 EMAIL_USE_SSL = env.bool("EMAIL_USE_SSL", default=False)
-EMAIL_TIMEOUT = env.int("EMAIL_TIMEOUT_SECONDS", default=10)
+EMAIL_TIMEOUT = seconds("EMAIL_TIMEOUT_SECONDS", 10.0).total_seconds()
 DEFAULT_FROM_EMAIL = env.str("DEFAULT_FROM_EMAIL", default="billing@localhost")
 SERVER_EMAIL = DEFAULT_FROM_EMAIL
 ALERT_EMAILS = env.list("ALERT_EMAILS", default=[])

@@ -101,11 +101,22 @@ def test_unknown_broker_is_refused_in_one_sentence() -> None:
     assert completed.stderr.startswith("manage.py: BROKER_URL begins with 'kafka'")
 
 
-def test_number_that_is_none_is_refused_in_one_sentence() -> None:
-    completed = manage("check", env={**PRODUCTION, "LEASES_TTL_SECONDS": "abc"})
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("LEASES_TTL_SECONDS", value) for value in ("abc", "-3", "0", "nan", "inf", "1e300")),
+        *((f"{name}_SECONDS", "-3") for name in ("LEASES_MAX_HOLD", "BILLING_TAX_TIMEOUT", "EMAIL_TIMEOUT")),
+    ],
+)
+def test_seconds_that_are_none_are_refused_by_the_name_of_the_variable_and_of_the_setting(
+    name: str, value: str
+) -> None:
+    completed = manage("check", env={**PRODUCTION, name: value})
     assert completed.returncode == 1
-    assert "LEASES_TTL_SECONDS is 'abc': write a number of seconds" in completed.stderr
-    assert completed.stderr.count("\n") == 1
+    assert completed.stderr == (
+        f"manage.py: {name}, from which the setting {name.removesuffix('_SECONDS')} comes, is {value!r}: write a "
+        "number of seconds above zero, as in 60.\n"
+    )
 
 
 def test_every_variable_is_in_the_example() -> None:
