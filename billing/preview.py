@@ -19,10 +19,14 @@ from billing.totals import Totals
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """One customer: `net_minor` before tax if there would be an invoice, else `reason` says why there would be none."""
+    """One customer, and the outcome that the item would have now.
+
+    `net_minor` is before tax if there would be an invoice, else `reason` says why there would be none.
+    """
 
     customer: str
     currency: str
+    outcome: Item.Outcome
     lines: int = 0
     net_minor: int = 0
     reason: str = ""
@@ -38,15 +42,17 @@ def preview(period: Period, *, codes: Collection[str] = ()) -> Iterator[Preview]
         customer = Customer.objects.using(using).get(pk=customer_id)
         existing = Slot(customer_id, period).live_invoice(using=using)
         if existing:
-            yield Preview(customer.code, customer.currency, reason=f"already invoiced by {existing.reference}")
+            reason = f"already invoiced by {existing.reference}"
+            yield Preview(customer.code, customer.currency, Item.Outcome.ALREADY_INVOICED, reason=reason)
             continue
         try:
             rated = rating.rate(customer, period, cutoff_at, using=using)
         except NeedsPerson as error:
-            yield Preview(customer.code, customer.currency, reason=str(error))
+            yield Preview(customer.code, customer.currency, Item.Outcome.PARKED, reason=str(error))
             continue
         reason = "" if rated.net_minor else "the usage adds up to zero" if rated.lines else "no usage"
-        yield Preview(customer.code, customer.currency, len(rated.lines), rated.net_minor, reason)
+        outcome = Item.Outcome.SKIPPED if reason else Item.Outcome.ISSUED
+        yield Preview(customer.code, customer.currency, outcome, len(rated.lines), rated.net_minor, reason)
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,6 +95,15 @@ def test_wait_says_that_no_worker_has_begun(processes: Processes, item: Item) ->
     assert bill.wait() == 0
 
 
+def test_bill_that_does_not_wait_says_that_no_worker_has_begun(processes: Processes, item: Item) -> None:
+    bill = processes.start("bill", "2026-05", env=SHORT_WAITS)
+    assert bill.wait() == 0
+    assert bill.output().splitlines()[-2:] == [
+        f"run {item.run_id + 1}, 2026-05: 1 customer enqueued",
+        "no worker has begun: manage.py rundramatiq runs them",
+    ]
+
+
 def test_wait_goes_on_through_an_outage_of_the_database(processes: Processes, line: Line, item: Item) -> None:
     proxy, environment = line
     bill = processes.start("bill", "2026-05", "--wait", env=environment)

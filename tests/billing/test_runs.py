@@ -128,14 +128,35 @@ def test_dry_run_says_what_would_be_invoiced_and_changes_nothing(
     call_command("bill", "2026-05", "--dry-run", "--json")
     shown = json.loads(capsys.readouterr().out)
     assert shown["net_minor"] == {"EUR": 600}
-    assert {row["customer"]: (row["lines"], row["net_minor"], row["reason"]) for row in shown["customers"]} == {
-        "C000": (3, 300, ""),
-        "C001": (3, 300, ""),
-        "idle": (0, 0, "no usage"),
+    assert {row.pop("customer"): tuple(row.values()) for row in shown["customers"]} == {
+        "C000": ("EUR", "issued", 3, 300, ""),
+        "C001": ("EUR", "issued", 3, 300, ""),
+        "idle": ("EUR", "skipped", 0, 0, "no usage"),
     }
     assert not Run.objects.exists()
     assert not Invoice.objects.exists()
     assert not tax.requests()
+
+
+def test_dry_run_of_a_month_already_billed_is_counts_and_some_examples(
+    tax: TaxService, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = customers(14)
+    for customer in made[:12]:
+        invoice(customer.pk, MAY)
+    make_usage(made[13], "unpriced", metric="seconds")
+    capsys.readouterr()
+    call_command("bill", "2026-05", "--dry-run")
+    first, *examples, more, parked, last = capsys.readouterr().out.splitlines()
+    assert first == "dry run, 2026-05: 14 customers: 1 issued, 12 already invoiced, 1 parked"
+    assert examples[0] == "  C012: 3 lines, net EUR 3.00"
+    assert [line.split(":")[0].strip() for line in examples[1:]] == [customer.code for customer in made[:10]]
+    assert "already invoiced by INV-" in examples[1]
+    assert more == "  and 2 more already invoiced; --json shows all"
+    assert parked.startswith("  C013: ")
+    assert last == "net EUR 3.00 before tax; nothing was changed"
+    call_command("bill", "2026-05", "--dry-run", "--json")
+    assert len(json.loads(capsys.readouterr().out)["customers"]) == 14
 
 
 # Running
@@ -163,6 +184,16 @@ def test_billing_again_finds_everything_invoiced(start: Start) -> None:
     bill = start("bill", "2026-05", "--wait", "--json")
     assert bill.wait(60) == 0
     assert report(bill)["outcomes"]["already_invoiced"] == 5
+    check_each_invoiced_once(made)
+
+
+def test_bill_that_does_not_wait_says_nothing_of_workers_that_have_begun(start: Start) -> None:
+    made = customers(2)
+    workers(start)
+    bill = start("bill", "2026-05")
+    assert bill.wait(60) == 0
+    assert "no worker has begun" not in bill.output()
+    wait_until(lambda: Invoice.objects.count() == 2, 30)
     check_each_invoiced_once(made)
 
 

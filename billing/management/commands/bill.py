@@ -15,7 +15,7 @@ from billing.conf import conf
 from billing.errors import BrokerUnavailable
 from billing.models import Item, Run
 from billing.periods import YEARS_AHEAD, YEARS_BACK, InvalidPeriod, Period
-from billing.preview import preview
+from billing.preview import Preview, preview
 from billing.status import SHOWN, counts, status, unclaimed_lines
 from billing.wording import counted
 
@@ -23,6 +23,9 @@ POLL_SECONDS = 0.5
 RESCUE_SECONDS = 3.0
 PLAIN_LINE_SECONDS = 5.0
 IDLE_SECONDS = 5.0
+BEGIN_SECONDS = 2.0
+#: How many customers of each outcome a dry run shows.
+EXAMPLES = 10
 
 PARKED = 3
 UNKNOWN = 4
@@ -46,6 +49,7 @@ FAR = (
     f"{{period}} lies more than {YEARS_BACK} years back or {YEARS_AHEAD} ahead, so nothing was planned; "
     "if it is meant, say --any-year."
 )
+NOT_BEGUN = "no worker has begun: manage.py rundramatiq runs them"
 NOT_PLANNED = (
     "Nobody was enqueued. Bill again once it answers: a run that was planned all the same does no harm, and "
     "nobody is invoiced twice."
@@ -85,9 +89,11 @@ class Command(BaseCommand):
         except (InvalidPeriod, runs.UnknownCustomers) as error:
             raise CommandError(str(error)) from error
         with outages.told(PLANNED.format(run=run.pk), returncode=UNKNOWN):
-            self._enqueue(run, period, quiet=options["json"])
+            enqueued = self._enqueue(run, period, quiet=options["json"])
             if options["wait"]:
                 self._wait(run)
+            elif enqueued and not options["json"]:
+                self._look_for_workers(run)
             result = status(run)
         if options["json"]:
             self.stdout.write(json.dumps(result.as_json()))
@@ -107,14 +113,24 @@ class Command(BaseCommand):
             for line in unclaimed_lines(found, SHOWN):
                 self.stderr.write(line, self.style.WARNING)
 
-    def _enqueue(self, run: Run, period: Period, *, quiet: bool) -> None:
+    def _enqueue(self, run: Run, period: Period, *, quiet: bool) -> int:
         try:
             enqueued = queueing.enqueue_run(run)
         except BrokerUnavailable as error:
             self.stderr.write(f"run {run.pk}, {period}, is planned: {error}")
-        else:
-            if not quiet:
-                self.stdout.write(f"run {run.pk}, {period}: {counted(enqueued, 'customer')} enqueued")
+            return 0
+        if not quiet:
+            self.stdout.write(f"run {run.pk}, {period}: {counted(enqueued, 'customer')} enqueued")
+        return enqueued
+
+    def _look_for_workers(self, run: Run) -> None:
+        """Say so if nobody begins within a moment: whatever the broker is, that is what a worker would do."""
+        looks_until = time.monotonic() + BEGIN_SECONDS
+        while not _has_begun(run):
+            if time.monotonic() > looks_until:
+                self.stderr.write(NOT_BEGUN, self.style.WARNING)
+                return
+            time.sleep(POLL_SECONDS / 5)
 
     def _wait(self, run: Run) -> None:
         """Show progress until everybody has an outcome; an outage of the database is waited out, within bounds."""
@@ -128,8 +144,8 @@ class Command(BaseCommand):
                     left = bool(found["open"] + found["failed"])
                     text = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in found.items() if count)
                     waits_long = left and time.monotonic() - began_at > IDLE_SECONDS
-                    if waits_long and not Item.objects.filter(run=run, started_at__isnull=False).exists():
-                        text += "; no worker has begun: manage.py rundramatiq runs them"
+                    if waits_long and not _has_begun(run):
+                        text += f"; {NOT_BEGUN}"
                     if left and time.monotonic() - rescued_at > RESCUE_SECONDS:
                         rescued_at = time.monotonic()
                         rescuer.rescue()
@@ -152,21 +168,31 @@ class Command(BaseCommand):
             line.end()
 
     def _preview(self, period: Period, codes: list[str], *, as_json: bool) -> None:
-        rows, totals = [], dict[str, int]()
-        for row in preview(period, codes=codes):
-            if not row.reason:
+        rows = list(preview(period, codes=codes))
+        totals: dict[str, int] = {}
+        by_outcome: dict[Item.Outcome, list[Preview]] = {outcome: [] for outcome in Item.Outcome}
+        for row in rows:
+            by_outcome[row.outcome].append(row)
+            if row.outcome is Item.Outcome.ISSUED:
                 totals[row.currency] = totals.get(row.currency, 0) + row.net_minor
-            if as_json:
-                rows.append({name: getattr(row, name) for name in row.__slots__})
-            else:
-                net = money.format_minor(row.net_minor, row.currency)
-                what = row.reason or f"{counted(row.lines, 'line')}, net {net}"
-                self.stdout.write(f"{row.customer}: {what}")
         if as_json:
-            self.stdout.write(json.dumps({"period": str(period), "net_minor": totals, "customers": rows}))
-        else:
-            nets = ", ".join(money.format_minor(net, currency) for currency, net in sorted(totals.items()))
-            self.stdout.write(f"dry run, {period}: net {nets or 'nothing'}, nothing was changed")
+            shown = [{name: getattr(row, name) for name in row.__slots__} for row in rows]
+            self.stdout.write(json.dumps({"period": str(period), "net_minor": totals, "customers": shown}))
+            return
+        nets = ", ".join(money.format_minor(net, currency) for currency, net in sorted(totals.items()))
+        outcomes = ", ".join(f"{len(of)} {kind.replace('_', ' ')}" for kind, of in by_outcome.items() if of)
+        self.stdout.write(f"dry run, {period}: {counted(len(rows), 'customer')}: {outcomes or 'nobody'}")
+        for kind, of in by_outcome.items():
+            for row in of[:EXAMPLES]:
+                net = money.format_minor(row.net_minor, row.currency)
+                self.stdout.write(f"  {row.customer}: {row.reason or counted(row.lines, 'line') + ', net ' + net}")
+            if len(of) > EXAMPLES:
+                self.stdout.write(f"  and {len(of) - EXAMPLES} more {kind.replace('_', ' ')}; --json shows all")
+        self.stdout.write(f"net {nets or 'nothing'} before tax; nothing was changed")
+
+
+def _has_begun(run: Run) -> bool:
+    return Item.objects.filter(run=run).exclude(started_at=None, outcome="").exists()
 
 
 class ProgressLine:
