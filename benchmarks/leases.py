@@ -84,18 +84,40 @@ def peer_lock() -> None:
 
 
 def whole(runs: int) -> None:
+    from django.db import connection
+
     from benchmarks.measuring import per_second, ratios
-    from leases import hold
+    from leases import hold, redis_store
 
     def ours() -> None:
         with hold("bench:1"):
             pass
+
+    def least() -> None:
+        granted = redis_store.acquire("bench:1", holder="a" * 32, ttl_ms=60_000, floor=1)
+        assert isinstance(granted, redis_store.Granted)
+        postgres.execute("UPDATE least SET token = %s", [granted.token])
+        postgres.execute(
+            "UPDATE least SET token = -token FROM (SELECT set_config('synchronous_commit', 'off', true)) s"
+        )
+        redis_store.release("bench:1", holder="a" * 32, token=granted.token)
 
     ratios(
         "acquire + release a second, registered and recorded / python-redis-lock",
         lambda: per_second(ours, count=1000),
         lambda: per_second(peer_lock, count=1000),
         at_least=0.5,
+        runs=runs,
+    )
+    connection.ensure_connection()
+    postgres = connection.connection
+    postgres.execute("CREATE TABLE least (token bigint)")
+    postgres.execute("INSERT INTO least VALUES (1)")
+    ratios(
+        "the least: the two scripts, and two bare UPDATEs, one of them flushed",
+        lambda: per_second(least, count=1000),
+        lambda: per_second(peer_lock, count=1000),
+        at_least=None,
         runs=runs,
     )
 
@@ -134,9 +156,6 @@ def renewal_round(runs: int) -> None:
     assert all(lease.is_held for lease in leases)
 
 
-ONE_ROW = "INSERT INTO {} (account_id, amount_minor, memo, token) VALUES (%s, 1, '', 1)"
-
-
 def fenced_writes(runs: int) -> None:
     from django.db import connection, transaction
 
@@ -166,6 +185,22 @@ def fenced_writes(runs: int) -> None:
             lambda: per_second(fenced_row, count=1000),
             lambda: per_second(plain_row, count=1000),
             at_least=0.75,
+            runs=runs,
+        )
+
+        postgres, key = connection.connection, {"account": account.pk, "resource": lease.resource}
+        insert = "INSERT INTO ledger_plain (account_id, amount_minor, memo, token) VALUES (%(account)s, 1, '', 1)"
+
+        def bare(*statements: str) -> None:
+            for statement in ("BEGIN", *statements, "COMMIT"):
+                postgres.execute(statement, key)
+
+        lock = "SELECT token FROM leases_fence WHERE resource = %(resource)s FOR SHARE"
+        ratios(
+            "the least: the same in bare psycopg, the fence row locked / not",
+            lambda: per_second(lambda: bare(lock, insert), count=1000),
+            lambda: per_second(lambda: bare(insert), count=1000),
+            at_least=None,
             runs=runs,
         )
 

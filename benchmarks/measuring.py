@@ -59,17 +59,24 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def ratios(
-    name: str, ours: Callable[[], float], peer: Callable[[], float], *, at_least: float, runs: int, faster: bool = True
+    name: str,
+    ours: Callable[[], float],
+    peer: Callable[[], float],
+    *,
+    at_least: float | None,
+    runs: int,
+    faster: bool = True,
 ) -> None:
     """Measure both sides in turn `runs` times, and print the medians and the median of the ratios.
 
-    Each side returns a rate; with `faster=False` a duration, of which less is better.
+    Each side returns a rate; with `faster=False` a duration, of which less is better. `at_least` is None for a floor,
+    which nothing is asked of.
     """
     pairs = [(ours(), peer()) for _ in range(runs)]
     ratio = statistics.median(a / b if faster else b / a for a, b in pairs)
     a, b = (statistics.median(side) for side in zip(*pairs, strict=True))
-    verdict = "ok" if ratio >= at_least else "BELOW"
-    print(f"{name:<72} {a:>10.4g} {b:>10.4g} {ratio:>6.2f}  at least {at_least:.2f}  {verdict}", flush=True)
+    verdict = "" if at_least is None else f"at least {at_least:.2f}  {'ok' if ratio >= at_least else 'BELOW'}"
+    print(f"{name:<72} {a:>10.4g} {b:>10.4g} {ratio:>6.2f}  {verdict}".rstrip(), flush=True)
 
 
 def limit(name: str, measured: Callable[[], float], *, at_most: float, runs: int) -> None:

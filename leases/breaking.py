@@ -68,7 +68,7 @@ def break_lease(resource: str, *, reason: str, by: str, token: int | None = None
             with connections[using].cursor() as cursor:
                 cursor.execute(_LIMIT, {"lock_timeout": f"{_LOCK_TIMEOUT_MS}ms"})
                 cursor.execute(_RAISE, {"resource": name, "token": broken})
-            fence.end(name, broken, LeaseRecord.End.BROKEN.value, using=using)
+                cursor.execute(fence.END, {"resource": name, "token": broken, "end": LeaseRecord.End.BROKEN.value})
             interventions.record(Intervention.Action.BREAK, reason=why, by=by, resource=name, token=broken, using=using)
     except DatabaseError as error:
         if fence.sqlstate(error) != fence.LOCK_NOT_AVAILABLE:

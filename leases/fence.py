@@ -4,7 +4,9 @@ PostgreSQL decides. The fence row of a resource holds its current token; registe
 holder stale at that moment, and presenting proves a token inside the transaction that writes under it.
 """
 
+import select
 from dataclasses import dataclass
+from typing import Any
 
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -31,10 +33,10 @@ SELECT * FROM leases_register(
 """
 PRESENT = "SELECT leases_present(%(resource)s, %(token)s, %(limit)s)"
 
-# Not worth waiting for the disk: lost in a crash of the server, it makes a false alarm, nothing worse.
-_END = """
-WITH hurried AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true))
-UPDATE leases_leaserecord SET ended_at = clock_timestamp(), "end" = %(end)s FROM hurried
+_RELEASE = "SELECT leases_release(%(resource)s, %(token)s)"
+#: Ends a lease for any other reason than its release; the first end stays.
+END = """
+UPDATE leases_leaserecord SET ended_at = clock_timestamp(), "end" = %(end)s
  WHERE resource = %(resource)s AND token = %(token)s AND ended_at IS NULL
 """
 
@@ -137,10 +139,10 @@ def refuse_shadow(using: str, *, tables: tuple[str, ...] = ("leases_fence", "lea
             raise TableShadowed(table, f"finds {table} in {schema}, a temporary table of its own")
 
 
-def end(resource: str, token: int, how: str, *, using: str) -> None:
-    """Write the lease's end to its record; the first end stays."""
+def release(resource: str, token: int, *, using: str) -> None:
+    """Write to the lease's record that it was released, unless it has ended; in one statement of its own."""
     with connections[using].cursor() as cursor:
-        cursor.execute(_END, {"resource": resource, "token": token, "end": how})
+        cursor.execute(_RELEASE, {"resource": resource, "token": token})
 
 
 def limit_ms(ttl_ms: int) -> int:
@@ -159,10 +161,28 @@ def has_open_transaction(using: str) -> bool:
 
 
 def reopen_if_closed(using: str) -> None:
-    """Give this thread a new connection if the server has closed the old one; never inside a transaction."""
-    connection = connections[using]
-    if not connection.in_atomic_block:
-        connection.close_if_unusable_or_obsolete()
+    """Give this thread a new connection if the server has closed the old one; never inside a transaction.
+
+    Costs no round trip: what the server has not closed has nothing to say while nothing is asked.
+    """
+    connection: Any = connections[using]  # the stubs do not know of health checks
+    if connection.in_atomic_block:
+        return
+    connection.close_if_unusable_or_obsolete()
+    if connection.connection is None:
+        return
+    if _is_silent(connection.connection):
+        connection.health_check_done = True
+    elif not connection.is_usable():
+        connection.close()
+
+
+def _is_silent(connection: Any) -> bool:
+    if connection.closed:
+        return False
+    poll = select.poll()
+    poll.register(connection.fileno(), select.POLLIN)
+    return not poll.poll(0)
 
 
 def sqlstate(error: BaseException) -> str | None:

@@ -1,7 +1,8 @@
 """The database's own functions, for tokens and receipts: planned once per session, not at every call.
 
 Table names in them are not qualified, because a project may keep its tables in any schema, or one set per tenant. So a
-session's temporary table of that name is found first, and refused: nobody else would see what is written there.
+session's temporary table of that name is found first, and refused: nobody else would see what is written there. Most
+sessions have no temporary table at all, which is asked first.
 
 Each is a pair of statements, to create and to drop it. Migrations refer to version 1, so it must not change.
 """
@@ -13,12 +14,19 @@ REGISTER = (
        RETURNS TABLE (token bigint, holder text, host text, pid bigint, process_started text)
        LANGUAGE plpgsql AS $$
        #variable_conflict use_column
+       DECLARE
+         before text;
        BEGIN
-         PERFORM set_config('lock_timeout', time_limit, true), set_config('synchronous_commit', 'on', true);
+         before := set_config('lock_timeout', time_limit, true);
+         before := set_config('synchronous_commit', 'on', true);
+         IF pg_my_temp_schema() <> 0 THEN
+           IF EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.relpersistence = 't'
+                         AND c.oid IN (to_regclass('leases_fence'), to_regclass('leases_leaserecord'))) THEN
+             RETURN;
+           END IF;
+         END IF;
          INSERT INTO leases_fence AS f (resource, token, holder, changed_at)
-         SELECT wanted, granted, grantee, clock_timestamp()
-          WHERE NOT EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.relpersistence = 't'
-                               AND c.oid IN ('leases_fence'::regclass, 'leases_leaserecord'::regclass))
+         VALUES (wanted, granted, grantee, clock_timestamp())
          ON CONFLICT (resource) DO UPDATE
             SET token = excluded.token, holder = excluded.holder, changed_at = excluded.changed_at
           WHERE f.token < excluded.token OR (f.token = excluded.token AND f.holder = excluded.holder);
@@ -41,18 +49,24 @@ PRESENT = (
     """CREATE FUNCTION leases_present(wanted text, proved bigint, time_limit text) RETURNS boolean
        LANGUAGE plpgsql AS $$
        DECLARE
+         before text;
          fence oid;
          this_xact text;
          presented jsonb := nullif(current_setting('leases.presented', true), '')::jsonb;
        BEGIN
-         PERFORM set_config('lock_timeout', time_limit, true),
-                 set_config('idle_in_transaction_session_timeout', time_limit, true),
-                 set_config('tcp_user_timeout', time_limit, true),
-                 set_config('synchronous_commit', 'on', true);
+         before := set_config('lock_timeout', time_limit, true);
+         before := set_config('idle_in_transaction_session_timeout', time_limit, true);
+         before := set_config('tcp_user_timeout', time_limit, true);
+         before := set_config('synchronous_commit', 'on', true);
          SELECT f.tableoid INTO fence FROM leases_fence f
           WHERE f.resource = wanted AND f.token = proved FOR SHARE OF f;
-         IF NOT FOUND OR EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid = fence AND c.relpersistence = 't') THEN
+         IF NOT FOUND THEN
            RETURN false;
+         END IF;
+         IF pg_my_temp_schema() <> 0 THEN
+           IF EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid = fence AND c.relpersistence = 't') THEN
+             RETURN false;
+           END IF;
          END IF;
          this_xact := pg_current_xact_id()::text;
          IF presented->>'xact' IS DISTINCT FROM this_xact OR presented->>'fence' <> fence::text THEN
@@ -62,7 +76,7 @@ PRESENT = (
            'xact', this_xact,
            'fence', fence::text,
            'tokens', coalesce(presented->'tokens', '{}') || jsonb_build_object(wanted, proved::text));
-         PERFORM set_config('leases.presented', presented::text, true);
+         before := set_config('leases.presented', presented::text, true);
          RETURN true;
        END $$""",
     "DROP FUNCTION leases_present(text, bigint, text)",
@@ -95,4 +109,17 @@ INSERT_RECEIPT = (
          RETURN receipt;
        END $$""",
     "DROP FUNCTION leases_insert_receipt(text, text, text, text, text, interval)",
+)
+
+# A release is not worth waiting for the disk: lost in a crash of the server, it makes a false alarm, nothing worse.
+RELEASE = (
+    """CREATE FUNCTION leases_release(released text, under bigint) RETURNS void
+       LANGUAGE plpgsql AS $$
+       DECLARE
+         before text := set_config('synchronous_commit', 'off', true);
+       BEGIN
+         UPDATE leases_leaserecord SET ended_at = clock_timestamp(), "end" = 'released'
+          WHERE resource = released AND token = under AND ended_at IS NULL;
+       END $$""",
+    "DROP FUNCTION leases_release(text, bigint)",
 )

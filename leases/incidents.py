@@ -5,7 +5,7 @@ import logging
 from django.db import connections
 from redis.exceptions import RedisError
 
-from leases import memory, metrics
+from leases import fence, memory, metrics
 from leases.conf import conf
 from leases.models import Incident, LeaseRecord
 from leases.process import ProcessIdentity
@@ -15,11 +15,6 @@ logger = logging.getLogger("leases")
 
 #: What is seen when a key is gone, which a Redis that lost its memory explains for all leases at once.
 _KEY_IS_GONE = {Incident.Detector.KEY_GONE, Incident.Detector.RELEASE_REFUSED, Incident.Detector.WATCHER}
-
-_END = """
-UPDATE leases_leaserecord SET ended_at = clock_timestamp(), "end" = %(end)s
- WHERE resource = %(resource)s AND token = %(token)s AND ended_at IS NULL
-"""
 
 # The end of a lease is on record before its key is deleted. If nobody else was registered until then, nothing
 # overlapped: a key that the release found gone, or another's, it may have deleted itself, before the reply was lost.
@@ -42,9 +37,9 @@ ON CONFLICT (resource, token) DO UPDATE SET fate = excluded.fate
 RETURNING i.id, xmax = 0
 """
 _GOES_ON = _REPORT.format(condition="true")
-_ENDED = f"WITH ended AS ({_END}) {_GOES_ON}"
+_ENDED = f"WITH ended AS ({fence.END}) {_GOES_ON}"
 # The watcher speaks only of what it ends itself: a holder may have released its lease since it was looked at.
-_ENDED_NOW = f"WITH ended AS ({_END} RETURNING 1) {_REPORT.format(condition='EXISTS (SELECT FROM ended)')}"
+_ENDED_NOW = f"WITH ended AS ({fence.END} RETURNING 1) {_REPORT.format(condition='EXISTS (SELECT FROM ended)')}"
 
 
 def report(
@@ -88,7 +83,7 @@ def report(
     if explained and not Incident.objects.using(using).filter(resource=resource, token=token).exists():
         if ended:
             with connections[using].cursor() as cursor:
-                cursor.execute(_END, values)
+                cursor.execute(fence.END, values)
         return
     with connections[using].cursor() as cursor:
         watched = detector == Incident.Detector.WATCHER

@@ -194,7 +194,7 @@ class Lease:
         in_time = self._end(LeaseRecord.End.RELEASED)
         if in_time:
             metrics.released(self.resource, held_s=boottime() - self.granted_at)
-            self._record_end()
+            self._record_release()
         try:
             with self._redis:
                 answer = redis_store.release(
@@ -216,13 +216,18 @@ class Lease:
             extra={"event": "lease.released", "resource": self.resource, "token": self.token},
         )
 
-    def _record_end(self) -> None:
-        try:
-            fence.reopen_if_closed(self.using)
-            with self.job.shielded():  # another lease of this thread may be lost; this is not the place to say so
-                fence.end(self.resource, self.token, LeaseRecord.End.RELEASED.value, using=self.using)
-        except DatabaseError as error:
-            logger.warning("The end of the lease on %s could not be recorded: %s", self.resource, error)
+    def _record_release(self) -> None:
+        with self.job.shielded():  # another lease of this thread may be lost; this is not the place to say so
+            try:
+                fence.reopen_if_closed(self.using)
+                try:
+                    fence.release(self.resource, self.token, using=self.using)
+                except DatabaseError:
+                    # The connection died unnoticed, as when a pooler lost its server.
+                    fence.reopen_if_closed(self.using)
+                    fence.release(self.resource, self.token, using=self.using)
+            except DatabaseError as error:
+                logger.warning("The end of the lease on %s could not be recorded: %s", self.resource, error)
 
     def _end(self, how: Incident.Detector | LeaseRecord.End) -> bool:
         with self._ending:

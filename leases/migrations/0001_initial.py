@@ -121,4 +121,5 @@ class Migration(migrations.Migration):
         ),
         migrations.RunSQL(*functions.REGISTER),
         migrations.RunSQL(*functions.PRESENT),
+        migrations.RunSQL(*functions.RELEASE),
     ]

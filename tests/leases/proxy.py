@@ -13,6 +13,8 @@ class Proxy:
         self.target_port = target_port
         #: Replies still to be swallowed; the request reaches the server, the connection is closed instead of the reply.
         self.replies_to_lose = 0
+        #: Requests still to be swallowed; the connection is closed instead of forwarding them.
+        self.requests_to_lose = 0
         self.silent = False
         self._open: set[socket.socket] = set()
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -50,6 +52,9 @@ class Proxy:
                     continue
                 if replies and self.replies_to_lose:
                     self.replies_to_lose -= 1
+                    break
+                if not replies and self.requests_to_lose:
+                    self.requests_to_lose -= 1
                     break
                 sink.sendall(data)
         for one in (source, sink):
