@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -69,21 +69,29 @@ class Statements:
         metrics.claimed(channel, oldest_lag_s=rows[0][4])
         return Claim(rows[0][0], Deadline.after(seconds, start), held)
 
-    def intend(self, claim: int, ids: Iterable[int]) -> dict[int, int]:
-        """Declare that `ids` are about to be handed over; {id: number of this attempt} for those that may be."""
-        return dict(self._rows_of_all("intent", ids, {"claim": claim}))
+    def mark_and_intend(
+        self, accepted_claim: int, accepted: Mapping[int, Answer], claim: int, ids: Collection[int]
+    ) -> tuple[set[int], dict[int, int]]:
+        """Mark what was accepted, and declare in the same commit that `ids` are about to be handed over.
 
-    def mark_sent(self, claim: int, answers: Mapping[int, Answer]) -> set[int]:
-        """Mark what was accepted; the ids that are sent now. The others are under a newer claim, or decided."""
-        values = {
-            "claim": claim,
-            "ids": list(answers),
-            "provider_ids": json.dumps({id: text(a.provider_id) for id, a in answers.items() if a.provider_id}),
+        Gives the ids that are sent now (the others are under a newer claim, or decided), and {id: number of this
+        attempt} for those that may be handed over.
+        """
+        marks = {
+            "accepted_claim": accepted_claim,
+            "accepted": list(accepted),
+            "provider_ids": json.dumps({id: text(a.provider_id) for id, a in accepted.items() if a.provider_id}),
             "refused": json.dumps(
-                {id: {text(who): text(why) for who, why in a.refused.items()} for id, a in answers.items() if a.refused}
+                {
+                    id: {text(who): text(why) for who, why in a.refused.items()}
+                    for id, a in accepted.items()
+                    if a.refused
+                }
             ),
         }
-        return {row[0] for row in self._rows("mark_sent", values)}
+        rows = self._rows_of_all("mark_and_intend", ids, {**marks, "claim": claim})
+        attempts = {id: attempt for id, attempt in rows if attempt is not None}
+        return {id for id, attempt in rows if attempt is None}, attempts
 
     def mark_unsent(self, claim: int, id: int, answer: Answer, channel: Channel, delay: timedelta) -> str | None:
         """Mark one message that was not accepted; its new state, None when it is not this claim's any more."""
@@ -127,6 +135,7 @@ class Statements:
         for tries_left in reversed(range(TRIES_FOR_LOCKED)):
             found = self._rows(name, {**values, "ids": sorted(missing)})
             rows += found
+            values = {**values, "accepted": []}  # the marks are committed
             missing -= {row[0] for row in found}
             if not missing:
                 break

@@ -147,7 +147,9 @@ class Drainer:
         for lane in self._lanes:
             if self._stopping.is_set():
                 lane.give_back()
-            lane.mark()
+            # Otherwise the next intent takes the marks along; not while the database makes trouble in between.
+            if self._backoff or not lane.could_start:
+                lane.mark()
         if not self._stopping.is_set():
             self._verify()
         if not self._stopping.is_set():

@@ -80,6 +80,11 @@ class Lane:
         return not self._waiting and self._in_hand < self._pace.concurrency
 
     @property
+    def could_start(self) -> bool:
+        """Whether it has claimed messages, and a free thread for them."""
+        return bool(self._waiting) and self._in_hand < self._pace.concurrency
+
+    @property
     def has_news(self) -> bool:
         """Whether there is something the database should hear at once."""
         return bool(self._marks)
@@ -100,7 +105,7 @@ class Lane:
 
     def held_up_for(self) -> float | None:
         """Seconds until the rate lets the next claimed message go; None when it waits for something else."""
-        return self._rate.wait() if self._rate and self._waiting and self._in_hand < self._pace.concurrency else None
+        return self._rate.wait() if self._rate and self.could_start else None
 
     def claim(self, limit: int | None) -> int:
         """Take the next batch, if the last one is used up and it is time; how many were taken."""
@@ -126,7 +131,8 @@ class Lane:
         return taken
 
     def start(self) -> None:
-        """Declare and hand over as much as there are free threads; give back what there is no time left for."""
+        """Declare and hand over as much as there are free threads, and write down what is known in the same commit;
+        give back what there is no time left for."""
         claim = self._claim
         if claim is None or not self._waiting:
             return
@@ -139,8 +145,9 @@ class Lane:
             batches.append(batch)
         declared = [held for batch in batches for held in batch]
         if not declared:
+            self.mark()
             return
-        attempts = self._declare(claim.number, [held.id for held in declared])
+        attempts = self._mark_and_declare(claim.number, [held.id for held in declared])
         skipped = [held.id for held in declared if held.id not in attempts]
         if skipped:
             # Not ours any more, past its deadline, or being cancelled right now: whoever has it decides.
@@ -207,9 +214,9 @@ class Lane:
                 extra={"event": f"outbox.breaker_{'opened' if away else 'closed'}", "channel": self.name, "host": host},
             )
 
-    def _declare(self, claim: int, ids: list[int]) -> dict[int, int]:
+    def _mark_and_declare(self, claim: int, ids: list[int]) -> dict[int, int]:
         try:
-            return self._statements.intend(claim, ids)
+            return self._marks.write(claim, ids)
         except Exception:
             # Whether it was committed is not known; that nothing was handed over is.
             self._marks.give_back(claim, ids)

@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from datetime import timedelta
 
 from django.db import DataError, IntegrityError
@@ -45,39 +45,56 @@ class Marks:
         """Take note of messages that go back, due after `delay`."""
         self._returning[claim, delay].extend(ids)
 
-    def write(self) -> None:
-        """Write everything down. Raises what the database raises; what was not written then is still here."""
-        while self._answered:
-            claim, answered = next(iter(self._answered.items()))
-            ids = [one.parcel.id for one in answered]
-            logger.info("marking %d", len(ids), extra={"event": "outbox.marking", "claim": claim, "outbox_ids": ids})
-            accepted = {a.parcel.id: a.answer for a in answered if a.answer.outcome is Outcome.ACCEPTED}
-            if accepted:
-                self._mark_sent(claim, accepted)
-                answered[:] = [one for one in answered if one.parcel.id not in accepted]
-            while answered:
-                self._mark_unsent(claim, answered[0])
-                answered.pop(0)
-            del self._answered[claim]
-            logger.info("marked %d", len(ids), extra={"event": "outbox.marked", "claim": claim, "outbox_ids": ids})
-        while self._returning:
-            (claim, delay), returning = next(iter(self._returning.items()))
-            self._tally["given_back"] += self._statements.give_back(claim, returning, delay)
-            del self._returning[claim, delay]
+    def write(self, claim: int = 0, ids: Collection[int] = ()) -> dict[int, int]:
+        """Write everything down, and declare that the messages `ids` of `claim` are about to be handed over, in the
+        commit of the first marks; {id: number of this attempt} for those that may be.
 
-    def _mark_sent(self, claim: int, accepted: dict[int, Answer]) -> None:
+        Raises what the database raises; what was not written then is still here. Whether the intent was committed is
+        not known then.
+        """
+        attempts: dict[int, int] = {}
+        while self._answered or ids:
+            answered_claim, answered = next(iter(self._answered.items()), (claim, []))
+            answered_ids = [one.parcel.id for one in answered]
+            extra = {"claim": answered_claim, "outbox_ids": answered_ids}
+            if answered:
+                logger.info("marking %d", len(answered), extra={"event": "outbox.marking", **extra})
+            accepted = {a.parcel.id: a.answer for a in answered if a.answer.outcome is Outcome.ACCEPTED}
+            if accepted or ids:
+                attempts |= self._mark_sent(answered_claim, accepted, claim, ids)
+                answered[:] = [one for one in answered if one.parcel.id not in accepted]
+                ids = ()
+            while answered:
+                self._mark_unsent(answered_claim, answered[0])
+                answered.pop(0)
+            if answered_ids:
+                del self._answered[answered_claim]
+                logger.info("marked %d", len(answered_ids), extra={"event": "outbox.marked", **extra})
+        while self._returning:
+            (returned_claim, delay), returning = next(iter(self._returning.items()))
+            self._tally["given_back"] += self._statements.give_back(returned_claim, returning, delay)
+            del self._returning[returned_claim, delay]
+        return attempts
+
+    def _mark_sent(
+        self, accepted_claim: int, accepted: dict[int, Answer], claim: int = 0, ids: Collection[int] = ()
+    ) -> dict[int, int]:
         try:
-            sent = self._statements.mark_sent(claim, accepted)
+            sent, attempts = self._statements.mark_and_intend(accepted_claim, accepted, claim, ids)
         except (DataError, IntegrityError):
-            if len(accepted) > 1:  # one bad answer must not leave its neighbours in doubt
-                for id, answer in accepted.items():
-                    self._mark_sent(claim, {id: answer})
-                return
-            logger.exception("cannot mark %s as sent; it will be in doubt", list(accepted))
-            return
+            if not accepted:
+                raise
+            if len(accepted) == 1 and not ids:
+                logger.exception("cannot mark %s as sent; it will be in doubt", list(accepted))
+                return {}
+            for id, answer in accepted.items():  # one bad answer must not leave its neighbours in doubt
+                self._mark_sent(accepted_claim, {id: answer})
+            return self._mark_sent(accepted_claim, {}, claim, ids) if ids else {}
         self._tally["sent"] += len(sent)
-        metrics.outcome(self._channel.name, Outcome.ACCEPTED.value, len(accepted))
-        self._too_late(claim, set(accepted) - sent, Outcome.ACCEPTED)
+        if accepted:
+            metrics.outcome(self._channel.name, Outcome.ACCEPTED.value, len(accepted))
+            self._too_late(accepted_claim, set(accepted) - sent, Outcome.ACCEPTED)
+        return attempts
 
     def _mark_unsent(self, claim: int, answered: Answered) -> None:
         parcel, answer = answered.parcel, answered.answer

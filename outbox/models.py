@@ -73,7 +73,7 @@ class Message(models.Model):
             models.Index(
                 "channel", "available_at", "id", condition=Q(state=State.PENDING), name="outbox_message_pending"
             ),
-            # What expired; only the sweep uses it, see sql/mark_sent.sql.
+            # What expired; only the sweep uses it, see sql/mark_and_intend.sql.
             models.Index(
                 "claimed_until", condition=Q(state__in=[State.CLAIMED, State.SENDING]), name="outbox_message_held"
             ),

@@ -23,7 +23,6 @@ import django
 django.setup()
 
 import psycopg  # noqa: E402
-from django.db import connection  # noqa: E402
 
 from benchmarks.outbox import raw, table  # noqa: E402
 from outbox.drain import Drainer, Until  # noqa: E402
@@ -71,9 +70,7 @@ def processes(count: int, micro_batch: int) -> float:
 @contextmanager
 def held_xmin() -> Iterator[None]:
     """An idle transaction with a snapshot, as a forgotten session or a long report has one."""
-    given = connection.get_connection_params()
-    names = ("host", "port", "user", "password", "dbname")
-    with psycopg.connect(**{n: given[n] for n in names if given.get(n)}) as other:
+    with psycopg.connect(**raw.database()) as other:
         other.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         other.execute("SELECT 1")
         yield

@@ -24,11 +24,15 @@ UPDATE outbox_message SET state = 'sent', claimed_until = NULL, sent_at = clock_
 """
 
 
+def database() -> dict[str, Any]:
+    """Where Django connects to, for psycopg."""
+    given = connection.get_connection_params()
+    return {n: given[n] for n in ("host", "port", "user", "password", "dbname") if given.get(n)}
+
+
 def drain(batch_size: int, micro_batch: int) -> float:
     """Drain everything; the seconds it took."""
-    given: Any = connection.get_connection_params()
-    names = ("host", "port", "user", "password", "dbname")
-    with psycopg.connect(**{n: given[n] for n in names if given.get(n)}, autocommit=True) as raw:
+    with psycopg.connect(**database(), autocommit=True) as raw:
         began = time.perf_counter()
         claim = 0
         while True:

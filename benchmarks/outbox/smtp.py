@@ -1,8 +1,11 @@
-"""Real mail over loopback: a drainer with four connections beside a bare smtplib loop on four.
+"""Real mail over loopback: a drainer with four connections beside two bare smtplib loops on four.
 
     DATABASE_URL=... python -m benchmarks.outbox.smtp [--messages 1000] [--rounds 3]
 
-The server is a process of its own: `manage.py mailserver`.
+The first loop sends and writes nothing down. The second one commits an intent before each mail, together with the mark
+of the one before, by bare psycopg, each thread on a connection of its own: what no drainer with our promise can beat.
+The drainer's settings are the defaults (concurrency 4, an intent per message), and at last a micro-batch of 10. The
+server is a process of its own: `manage.py mailserver`.
 """
 
 import argparse
@@ -15,8 +18,10 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "benchmarks.outbox.settings")
 
@@ -24,25 +29,36 @@ import django
 
 django.setup()
 
+import psycopg  # noqa: E402
 from django.conf import settings  # noqa: E402
 from django.db import transaction  # noqa: E402
 
 import outbox  # noqa: E402
 from benchmarks.outbox import table  # noqa: E402
+from benchmarks.outbox.raw import database  # noqa: E402
 from outbox.drain import Drainer, Until  # noqa: E402
 from outbox.lane import Pace  # noqa: E402
 
 CONNECTIONS = 4
+CLAIM = """
+UPDATE outbox_message SET state = 'claimed', claim = 1, claimed_until = now() + interval '1 h' RETURNING id
+"""
+MARK_AND_INTEND = """
+WITH marked AS (UPDATE outbox_message SET state = 'sent', claimed_until = NULL, sent_at = clock_timestamp()
+                 WHERE id = %(before)s AND claim = 1 AND state = 'sending')
+UPDATE outbox_message SET state = 'sending', attempts = attempts + 1
+ WHERE id = %(id)s AND claim = 1 AND state = 'claimed' AND claimed_until > clock_timestamp()
+"""
 MAIL = {"to": "anna@example.org", "from": "b@example.com", "subject": "Invoice 7", "text": "Please pay.\n" * 20}
 
 
-def ours(raw: str, count: int) -> float:
+def ours(raw: str, count: int, micro_batch: int | None = None) -> float:
     table.empty()
     with transaction.atomic():
         for number in range(count):
             outbox.publish("email", MAIL, dedupe_key=f"k{number}")
     table.settle()
-    pace = Pace(100, None, CONNECTIONS, timedelta(seconds=60), timedelta(seconds=1))
+    pace = Pace(100, micro_batch, CONNECTIONS, timedelta(seconds=60), timedelta(seconds=1))
     drainer = Drainer(using="default", names=["email"], pace=pace, until=Until.EMPTY)
     began = time.perf_counter()
     report = drainer.run()
@@ -51,13 +67,44 @@ def ours(raw: str, count: int) -> float:
     return seconds
 
 
+def ours_by_ten(raw: str, count: int) -> float:
+    return ours(raw, count, 10)
+
+
 def bare(raw: str, count: int) -> float:
     def run(share: int) -> None:
         with smtplib.SMTP(settings.EMAIL_HOST, settings.EMAIL_PORT) as smtp:
             for _ in range(share):
                 smtp.sendmail("b@example.com", ["anna@example.org"], raw)
 
-    threads = [threading.Thread(target=run, args=[count // CONNECTIONS]) for _ in range(CONNECTIONS)]
+    return in_threads(run, [count // CONNECTIONS] * CONNECTIONS)
+
+
+def declared(raw: str, count: int) -> float:
+    """The bare loop, with intent and mark."""
+    table.empty()
+    table.fill(count)
+    table.settle()
+    with psycopg.connect(**database(), autocommit=True) as one:
+        ids = [row[0] for row in one.execute(CLAIM)]
+
+    def run(share: list[int]) -> None:
+        before: int | None = None
+        with (
+            psycopg.connect(**database(), autocommit=True) as own,
+            smtplib.SMTP(settings.EMAIL_HOST, settings.EMAIL_PORT) as smtp,
+        ):
+            for id in share:
+                own.execute(MARK_AND_INTEND, {"before": before, "id": id})
+                smtp.sendmail("b@example.com", ["anna@example.org"], raw)
+                before = id
+            own.execute(MARK_AND_INTEND, {"before": before, "id": None})
+
+    return in_threads(run, [ids[number::CONNECTIONS] for number in range(CONNECTIONS)])
+
+
+def in_threads(run: Callable[[Any], None], shares: Iterable[Any]) -> float:
+    threads = [threading.Thread(target=run, args=[share]) for share in shares]
     began = time.perf_counter()
     for thread in threads:
         thread.start()
@@ -81,15 +128,18 @@ def main() -> None:
             assert found
             settings.EMAIL_HOST, settings.EMAIL_PORT, settings.EMAIL_TIMEOUT = "127.0.0.1", int(found[1]), 10
             raw = outbox_raw()
-            speeds: dict[str, list[float]] = {"ours": [], "bare": []}
+            sides = {"drainer": ours, "smtplib": bare, "smtplib with intents": declared, "micro-batch 10": ours_by_ten}
+            speeds: dict[str, list[float]] = {name: [] for name in sides}
             for _ in range(options.rounds):
-                for name, run in {"ours": ours, "bare": bare}.items():
+                for name, run in sides.items():
                     speeds[name].append(options.messages / run(raw, options.messages))
         finally:
             server.terminate()
             server.wait()
-    first, second = (statistics.median(values) for values in speeds.values())
-    print(f"drainer {first:,.0f}/s   bare smtplib {second:,.0f}/s   ratio {first / second:.2f}")
+    medians = {name: statistics.median(values) for name, values in speeds.items()}
+    shown = "   ".join(f"{name} {value:,.0f}/s" for name, value in medians.items())
+    ratios = " ".join(f"{medians['drainer'] / value:.2f}" for value in list(medians.values())[1:])
+    print(f"{shown}   ratio {ratios}   load {os.getloadavg()[0]:.1f}")
 
 
 def outbox_raw() -> str:

@@ -365,7 +365,7 @@ def test_server_whose_reply_never_ends_holds_nobody_longer_than_a_claim(
     assert (message.state, message.attempts) == (state, attempts)
 
 
-@pytest.mark.parametrize("name", ["intent", "give_back", "mark_sent"])
+@pytest.mark.parametrize("name", ["mark_and_intend", "give_back"])
 def test_statements_about_known_messages_read_no_index_but_the_primary_key(name: str) -> None:
     # With a few held rows expected, the small index on them looks cheap; an old snapshot fills it with dead entries.
     fill(20_000)
@@ -375,6 +375,8 @@ def test_statements_about_known_messages_read_no_index_but_the_primary_key(name:
         values: dict[str, Any] = {
             "ids": list(range(1, 51)),
             "claim": 1,
+            "accepted": list(range(51, 101)),
+            "accepted_claim": 1,
             "delay": timedelta(0),
             "provider_ids": "{}",
             "refused": "{}",
