@@ -12,7 +12,7 @@ class ProjectConfig(AppConfig):
         from project import alerts, checks  # noqa: F401 - connects and registers them
         from project.broker import make_broker
 
-        dramatiq.set_broker(make_broker(settings.BROKER_URL, max_hold=settings.LEASES_MAX_HOLD))
+        dramatiq.set_broker(make_broker(settings.BROKER_URL))
 
 
 class AdminConfig(admin_apps.AdminConfig):

@@ -9,7 +9,7 @@ from django.apps import AppConfig
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, register
 
-from project.broker import TIME_LIMIT_MARGIN
+from leases.jobs.brokers import TIME_LIMIT_MARGIN
 from project.devservices.checkout import Checkout
 
 

@@ -85,6 +85,7 @@ def slow(name: str) -> None:
 def flaky(name: str, failures: int) -> None:
     """Fail, after the effect, as often as told."""
     leave(name)
+    gate()
     with Path(os.environ["JOBS_FILE"]).open("a+") as file:
         file.write("attempt\n")
         file.seek(0)

@@ -16,7 +16,7 @@ from dramatiq.middleware import CurrentMessage
 
 from leases import hold, leased, once
 from leases.jobs.actors import OnConflict
-from project.broker_middleware import DatabaseConnections
+from leases.jobs.brokers.middleware import DatabaseConnections
 from tests.leases.conftest import steal
 from tests.leases.threads import in_thread
 from tests.waiting import wait_until

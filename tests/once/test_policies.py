@@ -20,8 +20,8 @@ from leases import hold, leased
 from leases.conf import conf
 from leases.errors import LeaseBusy, LeaseLost
 from leases.jobs.actors import put_back
+from leases.jobs.brokers.middleware import DatabaseConnections
 from leases.models import DeadLetter, Turn
-from project.broker_middleware import DatabaseConnections
 from tests.jobs import actors
 from tests.jobs.models import Effect
 from tests.once.conftest import Jobs

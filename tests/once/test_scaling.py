@@ -10,10 +10,12 @@ import pytest
 
 from leases import live
 from leases.models import Receipt
+from project.broker import make_broker
 from tests.jobs import actors
 from tests.jobs.models import Effect
 from tests.once.conftest import Jobs
-from tests.servers.processes import RunningProcess
+from tests.servers.processes import Processes, RunningProcess
+from tests.servers.redis_server import PrivateRedis
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -94,3 +96,34 @@ def test_sigterm_to_an_idle_worker_ends_it_within_seconds(jobs: Jobs) -> None:
     assert worker.wait(20) == 0
     assert time.monotonic() - began < 10
     assert not psutil.pid_exists(worker.pid)
+
+
+def test_sigterm_while_redis_is_away_ends_a_worker_within_seconds_and_loses_nothing(
+    processes: Processes, redis_server: PrivateRedis, gate: Path, file: Path
+) -> None:
+    """Its client rides out restarts of Redis; a worker that leaves need not: what it holds stands in Redis' records."""
+    url = redis_server.url
+    env = {"BROKER_URL": url, "REDIS_URL": url, "LEASES_REDIS_URL": url, "JOBS_GATE": str(gate), "JOBS_FILE": str(file)}
+    command = ("rundramatiq", "--processes", 1, "--threads", 2, "--queues", actors.QUEUE, "--shutdown-timeout", 60)
+    broker = make_broker(url)
+    gate.touch()
+    broker.enqueue(actors.flaky.message("fails", 1))
+    for number in range(5):
+        broker.enqueue(actors.slow.message(f"{number}"))
+    broker.enqueue(actors.welcome.message("later"), delay=20_000)
+    leaving = processes.start(*command, env={**env, "dramatiq_queue_prefetch": "6"})
+    with redis_server.client() as client:
+        wait_until(lambda: not client.llen(f"dramatiq:{actors.QUEUE}"), 30)
+        wait_until(lambda: not client.llen(f"dramatiq:{actors.QUEUE}.DQ"), 30)
+    redis_server.kill()
+    gate.unlink()  # of the two that run, one ends and cannot be acknowledged, one fails and cannot be retried
+    wait_until(lambda: Effect.objects.count() == 1 and file.read_text() == "attempt\n", 30)
+    leaving.terminate()
+    assert leaving.wait(15) == 0
+    redis_server.restart()
+    processes.start(*command, env=env)
+    wait_until(lambda: Effect.objects.count() == 7, 60)
+    with redis_server.client() as client:
+        wait_until(lambda: not client.hlen(f"dramatiq:{actors.QUEUE}.msgs"), 30)
+        assert not client.hlen(f"dramatiq:{actors.QUEUE}.DQ.msgs")
+    assert Effect.objects.values("name").distinct().count() == 7

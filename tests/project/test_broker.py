@@ -13,9 +13,9 @@ from dramatiq.brokers.redis import RedisBroker
 from dramatiq.middleware import AgeLimit, CurrentMessage, ShutdownNotifications, TimeLimit
 
 from leases.conf import conf
+from leases.jobs.brokers.middleware import DatabaseConnections
 from leases.models import DeadLetter
 from project.broker import make_broker
-from project.broker_middleware import DatabaseConnections
 from project.logs import JobFilter
 from tests.waiting import wait_until
 

@@ -98,7 +98,7 @@ def test_valkey_scheme_is_refused_in_one_sentence() -> None:
 def test_unknown_broker_is_refused_in_one_sentence() -> None:
     completed = manage("check", env={**PRODUCTION, "BROKER_URL": "kafka://127.0.0.1"})
     assert completed.returncode == 1
-    assert completed.stderr.startswith("manage.py: BROKER_URL begins with 'kafka'")
+    assert completed.stderr.startswith("manage.py: The broker's URL begins with 'kafka'")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,7 @@
-"""`once` and `leased` in a project that has only `leases` and Dramatiq, set up as docs/a-job-ran-twice.md says."""
+"""`once`, `leased` and the brokers in a project that has only `leases` and Dramatiq.
+
+It is set up as docs/a-job-ran-twice.md says.
+"""
 
 import os
 
@@ -37,14 +40,35 @@ def refuse(number: int) -> None:
     raise ValueError("as told")
 """
 SCRIPT = """
+import os
+import time
+from unittest import mock
 from orders.jobs import broker, refuse, ship, welcome
 from orders.models import Welcome
 from leases import send_once
 from leases.jobs import workload
+from leases.jobs.brokers import make_broker
 from leases.models import DeadLetter, Receipt
 import dramatiq
+from dramatiq.brokers.redis import RedisBroker
 
-broker.flush_all()
+
+def is_taken_from_a_worker_whose_clock_is_slow(slow):
+    broker.client.flushdb()
+    welcome.send(0)
+    with (
+        mock.patch("dramatiq.brokers.redis.current_millis", lambda: int(time.time() * 1000) - 61_000),
+        mock.patch("leases.jobs.brokers.redis_broker.current_millis", lambda: int(time.time() * 1000) - 61_000),
+    ):
+        assert slow.do_fetch("default", 1)
+    other = RedisBroker(client=broker.client, middleware=[], maintenance_chance=1_000_000)
+    return bool(other.do_fetch("default", 1) or other.do_fetch("default", 1))
+
+
+theirs, ours = RedisBroker(url=os.environ["REDIS_URL"]), make_broker(os.environ["REDIS_URL"])
+print("taken from Dramatiq's:", is_taken_from_a_worker_whose_clock_is_slow(theirs))
+print("taken from ours:", is_taken_from_a_worker_whose_clock_is_slow(ours))
+broker.client.flushdb()
 for _ in range(50):
     welcome.send(7)
 ship.send(3)
@@ -73,6 +97,8 @@ def test_new_project_runs_jobs_once_and_in_turn(new_project: NewProject) -> None
     new_project.run("manage.py", "makemigrations", "orders")
     new_project.run("manage.py", "migrate")
     assert new_project.shell(SCRIPT).splitlines() == [
+        "taken from Dramatiq's: True",
+        "taken from ours: False",
         "welcomed: 1 asked again: 49",
         "shipped: 1",
         "refused: 0 ValueError: as told",

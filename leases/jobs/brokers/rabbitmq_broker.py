@@ -2,9 +2,10 @@
 
 Quorum queues, because a classic queue is lost with its node; publisher confirms, because a publish that nobody
 confirmed may have gone nowhere. RabbitMQ closes the channel of a consumer that holds a message for longer than its
-`consumer_timeout`, and gives the message to another worker: `manage.py check` wants it above LEASES_MAX_HOLD.
+`consumer_timeout`, and gives the message to another worker: it must be above LEASES_MAX_HOLD and TIME_LIMIT_MARGIN.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import dramatiq
@@ -12,6 +13,9 @@ import pika.exceptions
 from dramatiq.brokers.rabbitmq import DEAD_MESSAGE_TTL, RabbitmqBroker, _RabbitmqConsumer
 from dramatiq.common import xq_name
 from dramatiq.errors import ConnectionClosed
+from dramatiq.middleware import Middleware
+
+from leases.jobs.brokers.middleware import is_left
 
 #: A connection on which nothing comes for twice this long is dead.
 _HEARTBEAT_S = 30
@@ -35,6 +39,10 @@ class Consumer(_RabbitmqConsumer):
         """Take nothing more, and give back what no job was begun for; done by the thread that owns the connection."""
         self._unstarted = [message._tag for message in unstarted]
 
+    def ack(self, message: Any) -> None:
+        if not is_left(message):
+            super().ack(message)
+
     def __next__(self) -> Any:
         if self._unstarted is None:
             return super().__next__()
@@ -56,10 +64,16 @@ class QuorumRabbitmqBroker(RabbitmqBroker):
 
     The type of a queue cannot be changed: queues that another broker declared as classic ones must be empty and
     deleted first, else declaring them fails with PRECONDITION_FAILED.
+
+    middleware: default `default_middleware()`. The rest as Dramatiq's.
     """
 
-    def __init__(self, *, url: str, **options: Any) -> None:
-        super().__init__(url=url, confirm_delivery=True, **options)
+    def __init__(self, *, middleware: Sequence[Middleware] | None = None, **options: Any) -> None:
+        if middleware is None:
+            from leases.jobs.brokers import default_middleware
+
+            middleware = default_middleware()
+        super().__init__(middleware=list(middleware), **{**options, "confirm_delivery": True})
         for parameters in self.parameters if isinstance(self.parameters, list) else [self.parameters]:
             parameters.heartbeat = _HEARTBEAT_S
             parameters.blocked_connection_timeout = _BLOCKED_S

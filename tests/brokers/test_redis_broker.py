@@ -18,9 +18,9 @@ from dramatiq.middleware import Retries
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from project import broker_middleware, redis_broker
-from project.broker_middleware import KeptRetries, UnstartedGivenBack
-from project.redis_broker import Presence, ServerTimeRedisBroker
+from leases.jobs.brokers import middleware, redis_broker
+from leases.jobs.brokers.middleware import KeptRetries, UnstartedGivenBack
+from leases.jobs.brokers.redis_broker import Presence, ServerTimeRedisBroker
 from tests.servers.redis_server import PrivateRedis
 from tests.waiting import wait_until
 
@@ -184,7 +184,7 @@ def test_retry_is_kept_while_redis_is_away(
 ) -> None:
     # outbox C64, D7, E4
     """The retry cannot be enqueued, the error is swallowed, and the message that failed is acknowledged."""
-    monkeypatch.setattr(broker_middleware, "ENQUEUE_AGAIN_S", 0.2)
+    monkeypatch.setattr(middleware, "ENQUEUE_AGAIN_S", 0.2)
     monkeypatch.setattr("dramatiq.worker.POST_PROCESS_MESSAGE_RETRY_DELAY_SECS", 0.2)
     monkeypatch.setattr("dramatiq.worker.CONSUMER_RESTART_DELAY_SECS", 0.2)
     client = redis.Redis.from_url(redis_server.url, retry=Retry(NoBackoff(), 0), socket_timeout=2)

@@ -10,14 +10,19 @@ Seen in 2.2.1, and what is done about it here:
 * A consumer that closes forgets what it had fetched and not handed out: it gives it back.
 * A worker that is told to stop goes on fetching, and keeps what it fetched until its jobs have ended: it gives all that
   was not begun back at once, and what was cut off when it leaves.
+* Dead workers are looked for with a chance of 0.1 % per command, which is once in ten minutes: every few seconds.
+* A command that Redis does not answer is given up, and with an acknowledgement or a retry a message is stuck or lost:
+  it is tried again for half a minute, which outlasts a restart of Redis. A worker that is told to stop does not wait so
+  long: what it holds stands in Redis' records, and comes back with Redis.
 """
 
 import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import dramatiq
@@ -27,9 +32,23 @@ from dramatiq.common import current_millis
 from dramatiq.errors import ConnectionClosed
 from dramatiq.message import Message
 from dramatiq.middleware import Middleware
+from redis.backoff import ExponentialWithJitterBackoff
+from redis.retry import Retry
 
-logger = logging.getLogger("project.broker")
+from leases.jobs.brokers.middleware import is_left
 
+logger = logging.getLogger("leases")
+
+#: A worker that has said nothing for this long is dead or frozen, and its messages go to others. It speaks three times
+#: as often.
+HEARTBEAT_TIMEOUT = timedelta(seconds=15)
+#: Which commands out of a million look for dead workers. An idle worker sends about 1.3 commands a second per queue, so
+#: that at 10 % a lone one looks every few seconds.
+MAINTENANCE_CHANCE = 100_000
+#: How often a command is tried again, which takes about half a minute; doing one twice is harmless.
+_RETRIES = 12
+#: How often at the most once the worker was told to stop: a connection may have been closed while it idled.
+_LAST_RETRIES = 1
 #: How often the difference between this machine's clock and Redis' is measured anew.
 _CLOCK_EVERY_S = 30.0
 #: How often a process looks for messages that it holds and does not know of; seen twice, they are put back.
@@ -43,19 +62,33 @@ class Consumer(_RedisConsumer):
 
     def __init__(self, broker: "ServerTimeRedisBroker", queue_name: str, prefetch: int, timeout: int) -> None:
         super().__init__(broker, queue_name, prefetch, timeout)
-        self.stopping = False
+        self.stopping = broker.leaving.is_set() and not queue_name.endswith(".DQ")
         self.known = broker.known.setdefault(queue_name, set())
         if queue_name.endswith(".DQ"):
             self.known.clear()  # delayed messages are held in memory, and an earlier consumer's memory is gone
 
     def ack(self, message: Any) -> None:
-        with connection_errors():
-            super().ack(message)
+        if is_left(message):
+            return
+        try:
+            with connection_errors():
+                super().ack(message)
+        except ConnectionClosed as error:
+            if not self.broker.leaving.is_set():
+                raise
+            logger.warning("%s could not be acknowledged and will be delivered again: %s", message.message_id, error)
+            return
         self.known.discard(message.options["redis_message_id"])
 
     def nack(self, message: Any) -> None:
-        with connection_errors():
-            super().nack(message)
+        try:
+            with connection_errors():
+                super().nack(message)
+        except ConnectionClosed as error:
+            if not self.broker.leaving.is_set():
+                raise
+            # Any other error than that one ends Dramatiq's attempts, without a dead letter: it is delivered again.
+            raise RuntimeError("Redis is away, and this worker is leaving") from error
         self.known.discard(message.options["redis_message_id"])
 
     def requeue(self, messages: Any) -> None:
@@ -87,10 +120,37 @@ class Consumer(_RedisConsumer):
 
 
 class ServerTimeRedisBroker(RedisBroker):
-    """The Redis broker with heartbeats by the server's clock, and consumers that forget nothing."""
+    """The Redis broker with heartbeats by the server's clock, consumers that forget nothing, and a patient client.
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+    url or client: the server; a client of your own is used as it is. middleware: default `default_middleware()`.
+    heartbeat_timeout: in ms. maintenance_chance: commands out of a million. The rest as Dramatiq's.
+    """
+
+    def __init__(
+        self,
+        *,
+        url: str | None = None,
+        client: redis.Redis | None = None,
+        middleware: Sequence[Middleware] | None = None,
+        heartbeat_timeout: int = HEARTBEAT_TIMEOUT // timedelta(milliseconds=1),
+        maintenance_chance: int = MAINTENANCE_CHANCE,
+        **options: Any,
+    ) -> None:
+        #: Set once this process was told to stop.
+        self.leaving = threading.Event()
+        if middleware is None:
+            from leases.jobs.brokers import default_middleware
+
+            middleware = default_middleware()
+        if not any(isinstance(one, Presence) for one in middleware):
+            middleware = [Presence(heartbeat_timeout / 3000), *middleware]  # first, so that all others find it leaving
+        super().__init__(
+            client=client or _patient_client(url or "redis://127.0.0.1:6379/0", self.leaving),
+            middleware=list(middleware),
+            heartbeat_timeout=heartbeat_timeout,
+            maintenance_chance=maintenance_chance,
+            **options,
+        )
         self._clock_ahead_ms = 0
         self._clock_read_at: float | None = None
         #: Queue -> Redis' ids of the messages that this process fetched and works on, or will.
@@ -169,10 +229,14 @@ class Presence(Middleware):
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def after_worker_boot(self, broker: dramatiq.Broker, worker: dramatiq.Worker) -> None:
+    def after_worker_boot(self, broker: Any, worker: dramatiq.Worker) -> None:
         self._stop.clear()
+        broker.leaving.clear()
         self._thread = threading.Thread(target=self._run, args=(broker,), name="broker-presence", daemon=True)
         self._thread.start()
+
+    def before_worker_shutdown(self, broker: Any, worker: dramatiq.Worker) -> None:
+        broker.leaving.set()
 
     def after_worker_shutdown(self, broker: Any, worker: dramatiq.Worker) -> None:
         self._stop.set()
@@ -191,6 +255,34 @@ class Presence(Middleware):
                     broker.give_back_lost()
             except redis.RedisError as error:
                 logger.warning("The heartbeat could not be sent: %s", error)
+
+
+class _Patience(ExponentialWithJitterBackoff):
+    """The pauses between attempts, which end when the worker is told to stop."""
+
+    def __init__(self, leaving: threading.Event) -> None:
+        super().__init__(base=0.1, cap=5)
+        self._leaving = leaving
+
+    def __deepcopy__(self, memo: object) -> "_Patience":
+        return self  # each connection has a copy of its own, and all must hear of the end
+
+    def compute(self, failures: int) -> float:
+        if self._leaving.wait(super().compute(failures)) and failures > _LAST_RETRIES:
+            raise redis.ConnectionError("Redis is away, and this worker is leaving")
+        return 0.0
+
+
+def _patient_client(url: str, leaving: threading.Event) -> redis.Redis:
+    pool = redis.ConnectionPool.from_url(
+        url,
+        socket_timeout=5,
+        socket_connect_timeout=5,
+        health_check_interval=30,
+        retry=Retry(_Patience(leaving), _RETRIES),
+        retry_on_error=[redis.ConnectionError, redis.TimeoutError],
+    )
+    return redis.Redis(connection_pool=pool)
 
 
 def _text(value: Any) -> str:

@@ -1,7 +1,7 @@
-"""The Dramatiq middleware of this project: database connections, the context of log lines, retries that are kept."""
+"""What any broker needs around its jobs: fresh connections, retries that are kept, a stop that holds up nothing."""
 
 import logging
-import time
+import threading
 from typing import Any
 
 import dramatiq
@@ -11,12 +11,15 @@ from dramatiq.common import iter_queue
 from dramatiq.errors import BrokerConnectionError
 from dramatiq.middleware import Middleware, Retries
 
-from project import logs
-
-logger = logging.getLogger("project.broker")
+logger = logging.getLogger("leases")
 
 #: How long to wait before a retry that could not be enqueued is enqueued again; Dramatiq waits so for acknowledgements.
 ENQUEUE_AGAIN_S = 5.0
+
+#: The broker does not answer; it may come back.
+_AWAY = (redis.ConnectionError, redis.TimeoutError, BrokerConnectionError)
+#: Message option, never sent: a worker that is leaving could not retry the message.
+_LEFT = "leases_left"
 
 
 class DatabaseConnections(Middleware):
@@ -49,34 +52,24 @@ class DatabaseConnections(Middleware):
         connections.close_all()
 
 
-class JobContext(Middleware):
-    """Puts the broker message's id, and the run given as its option `run`, on every log line of the message."""
-
-    def before_process_message(self, broker: dramatiq.Broker, message: dramatiq.MessageProxy) -> None:
-        logs.enter_job(message_id=message.message_id, run=message.options.get("run"))
-
-    def after_process_message(
-        self,
-        broker: dramatiq.Broker,
-        message: dramatiq.MessageProxy,
-        *,
-        result: Any = None,
-        exception: BaseException | None = None,
-    ) -> None:
-        logs.leave_job()
-
-    def after_skip_message(self, broker: dramatiq.Broker, message: dramatiq.MessageProxy) -> None:
-        logs.leave_job()
-
-
 class KeptRetries(Retries):
     """Retries that a broker which is away cannot lose.
 
     Dramatiq swallows an error while it enqueues the retry, and then acknowledges the message that failed: the job is
     gone without a trace. Here the worker thread, which could do nothing else without its broker, waits for it; if the
-    process ends meanwhile, the message was never acknowledged and comes again. What cannot be enqueued for another
-    reason becomes a dead letter.
+    process ends meanwhile, or is told to, the message is never acknowledged and comes again. What cannot be enqueued
+    for another reason becomes a dead letter.
     """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._leaving = threading.Event()
+
+    def after_worker_boot(self, broker: dramatiq.Broker, worker: dramatiq.Worker) -> None:
+        self._leaving.clear()
+
+    def before_worker_shutdown(self, broker: dramatiq.Broker, worker: dramatiq.Worker) -> None:
+        self._leaving.set()
 
     def after_process_message(
         self,
@@ -87,38 +80,54 @@ class KeptRetries(Retries):
         exception: BaseException | None = None,
     ) -> None:
         try:
-            super().after_process_message(_Waiting(broker), message, result=result, exception=exception)
+            waiting = _Waiting(broker, self._leaving)
+            super().after_process_message(waiting, message, result=result, exception=exception)
+        except _AWAY as error:
+            logger.warning("%s could not be retried and will be delivered again: %s", message.message_id, error)
+            message.options[_LEFT] = True
         except Exception:
             logger.exception("Message %s could not be retried and becomes a dead letter.", message.message_id)
             message.fail()
 
 
 class UnstartedGivenBack(Middleware):
-    """Has a worker that is told to stop give its messages back at once, except those whose jobs are running."""
+    """Has a worker that is told to stop give its messages back at once, except those whose jobs are running.
+
+    Only the consumers of the brokers in this package can do that.
+    """
 
     def before_worker_shutdown(self, broker: dramatiq.Broker, worker: dramatiq.Worker) -> None:
         unstarted = [item.message for item in iter_queue(worker.work_queue)]
         for queue_name, thread in worker.consumers.items():
             consumer: Any = thread.consumer
-            if consumer is None:
+            # Delayed messages that become due while jobs end go on to their queue, so their consumer goes on too.
+            if consumer is None or queue_name.endswith(".DQ"):
                 continue
             mine = [message for message in unstarted if message.queue_name == queue_name]
-            # Delayed messages that become due while jobs end go on to their queue, so their consumer goes on too.
-            if not queue_name.endswith(".DQ"):
+            try:
                 consumer.stop_fetching(mine)
-                logger.info(
-                    "Gave back %d messages of %s that were not begun.",
-                    len(mine),
-                    queue_name,
-                    extra={"event": "messages.given_back", "queue": queue_name, "count": len(mine)},
-                )
+            except BrokerConnectionError as error:
+                logger.warning("Messages of %s come back when the broker does: %s", queue_name, error)
+                continue
+            logger.info(
+                "Gave back %d messages of %s that were not begun.",
+                len(mine),
+                queue_name,
+                extra={"event": "messages.given_back", "queue": queue_name, "count": len(mine)},
+            )
+
+
+def is_left(message: dramatiq.MessageProxy) -> bool:
+    """Say whether a worker that is leaving wants the message neither acknowledged nor rejected, but delivered again."""
+    return bool(message.options.get(_LEFT))
 
 
 class _Waiting:
-    """A broker whose `enqueue` waits for as long as the real one is away."""
+    """A broker whose `enqueue` waits for as long as the real one is away and the worker may stay."""
 
-    def __init__(self, broker: dramatiq.Broker) -> None:
+    def __init__(self, broker: dramatiq.Broker, leaving: threading.Event) -> None:
         self._broker = broker
+        self._leaving = leaving
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._broker, name)
@@ -127,6 +136,8 @@ class _Waiting:
         while True:
             try:
                 return self._broker.enqueue(message, delay=delay)
-            except (redis.ConnectionError, redis.TimeoutError, BrokerConnectionError) as error:
+            except _AWAY as error:
+                if self._leaving.is_set():
+                    raise
                 logger.error("A retry could not be enqueued: %s. It is tried again in %s s.", error, ENQUEUE_AGAIN_S)
-                time.sleep(ENQUEUE_AGAIN_S)
+                self._leaving.wait(ENQUEUE_AGAIN_S)
