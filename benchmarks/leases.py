@@ -9,13 +9,16 @@ The peer is python-redis-lock (benchmarks/requirements.txt).
 import argparse
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any
+from urllib.request import urlopen
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
 
@@ -164,21 +167,16 @@ def fenced_writes(runs: int) -> None:
     from tests.ledger.models import Account, Entry, Plain
 
     account = Account.objects.create(name="bench")
+    one_row = "INSERT INTO {} (account_id, amount_minor, memo, token) VALUES (%s, 1, '', 1)"
     with hold(f"account:{account.pk}") as lease:
 
         def fenced_row() -> None:
             with lease.transaction(), connection.cursor() as cursor:
-                cursor.execute(
-                    "INSERT INTO ledger_entry (account_id, amount_minor, memo, token) VALUES (%s, 1, '', 1)",
-                    [account.pk],
-                )
+                cursor.execute(one_row.format("ledger_entry"), [account.pk])
 
         def plain_row() -> None:
             with transaction.atomic(), connection.cursor() as cursor:
-                cursor.execute(
-                    "INSERT INTO ledger_plain (account_id, amount_minor, memo, token) VALUES (%s, 1, '', 1)",
-                    [account.pk],
-                )
+                cursor.execute(one_row.format("ledger_plain"), [account.pk])
 
         ratios(
             "one-row fenced transactions a second / plain",
@@ -188,14 +186,12 @@ def fenced_writes(runs: int) -> None:
             runs=runs,
         )
 
-        postgres, key = connection.connection, {"account": account.pk, "resource": lease.resource}
-        insert = "INSERT INTO ledger_plain (account_id, amount_minor, memo, token) VALUES (%(account)s, 1, '', 1)"
+        def bare(*statements: tuple[str, Any]) -> None:
+            for statement, key in (("BEGIN", None), *statements, ("COMMIT", None)):
+                connection.connection.execute(statement, key)
 
-        def bare(*statements: str) -> None:
-            for statement in ("BEGIN", *statements, "COMMIT"):
-                postgres.execute(statement, key)
-
-        lock = "SELECT token FROM leases_fence WHERE resource = %(resource)s FOR SHARE"
+        lock = "SELECT token FROM leases_fence WHERE resource = %s FOR SHARE", [lease.resource]
+        insert = one_row.format("ledger_plain"), [account.pk]
         ratios(
             "the least: the same in bare psycopg, the fence row locked / not",
             lambda: per_second(lambda: bare(lock, insert), count=1000),
@@ -238,19 +234,19 @@ def fenced_writes(runs: int) -> None:
 
 def stopping(runs: int) -> None:
     from benchmarks.measuring import limit
-    from leases import hold
+    from leases import current_lease, hold
     from leases.errors import LeaseLost
     from leases.jobs.interrupts import LeaseInterrupt, interrupted_on_loss
     from leases.models import Incident
 
     def stopped_after(work: Any) -> float:
-        with lost_soon() as lost_at:
-            try:
-                with hold("bench:stop") as lease, interrupted_on_loss(lease):
-                    lost_at(lease, Incident.Detector.RENEWAL_REFUSED)
-                    work()
-            except (LeaseLost, LeaseInterrupt):
-                return time.perf_counter() - lost_at.at
+        lost = LosesSoon()
+        try:
+            with hold("bench:stop") as lease, interrupted_on_loss(lease):
+                lost(lease, Incident.Detector.RENEWAL_REFUSED)
+                work()
+        except (LeaseLost, LeaseInterrupt):
+            return time.perf_counter() - lost.at
         raise AssertionError("the job was not stopped")
 
     def loop() -> None:
@@ -263,8 +259,32 @@ def stopping(runs: int) -> None:
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_sleep(60)")
 
+    def call_over_http() -> None:
+        with silent_server() as port, urlopen(f"http://127.0.0.1:{port}/", timeout=1):
+            pass
+
+    def call_that_the_loss_ends() -> None:
+        lease = current_lease()
+        assert lease
+        with (
+            silent_server() as port,
+            socket.create_connection(("127.0.0.1", port)) as line,
+            lease.interruptible(partial(line.shutdown, socket.SHUT_RDWR)),
+        ):
+            line.recv(1)
+
     limit("from loss to stop, Python loop", lambda: stopped_after(loop), at_most=0.2, runs=runs)
     limit("from loss to stop, pg_sleep", lambda: stopped_after(sleep_in_sql), at_most=0.2, runs=runs)
+    limit("from loss to stop, HTTP, timeout 1 s", lambda: stopped_after(call_over_http), at_most=1, runs=runs)
+    limit(
+        "the same, its socket shut at the loss", lambda: stopped_after(call_that_the_loss_ends), at_most=0.2, runs=runs
+    )
+
+
+@contextmanager
+def silent_server() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener.getsockname()[1]
 
 
 class LosesSoon:
@@ -280,11 +300,6 @@ class LosesSoon:
             lease.lose(detector)
 
         threading.Timer(0.2, lose).start()
-
-
-@contextmanager
-def lost_soon() -> Iterator[LosesSoon]:
-    yield LosesSoon()
 
 
 HOLDER = """

@@ -94,7 +94,11 @@ class Lease:
         self.check()
 
     def interruptible(self, interrupt: Callable[[], None]) -> AbstractContextManager[None]:
-        """Have `interrupt` called from another thread when a lease is lost while the body runs; it must not block."""
+        """Have `interrupt` called from another thread when a lease is lost while the body runs; it must not block.
+
+        For what can be ended from outside, as a call over a socket by `partial(sock.shutdown, socket.SHUT_RDWR)`.
+        Within another one, both are called.
+        """
         return self.job.interruptible(interrupt)
 
     @property

@@ -95,7 +95,7 @@ class Job:
     def __init__(self) -> None:
         self._running: dict[Lease, dict[int, _Work]] = {}
         self._shields = 0
-        self._interrupt: Callable[[], None] | None = None
+        self._interrupts: list[Callable[[], None]] = []
         self.reset()
 
     def reset(self) -> None:
@@ -135,8 +135,9 @@ class Job:
                     running[work] = work.statement
                     work.told = True
                     self._cancel(work.connection)
-            if self._interrupt is not None and not self._shields:
-                self._interrupt()
+            if not self._shields:
+                for interrupt in self._interrupts:
+                    self._call(interrupt)
         for pause_s in _CANCEL_AGAIN_AFTER_S:
             if not running:
                 return
@@ -168,13 +169,27 @@ class Job:
 
     @contextmanager
     def interruptible(self, interrupt: Callable[[], None]) -> Iterator[None]:
-        with self._guard:
-            before, self._interrupt = self._interrupt, interrupt
+        def end() -> None:
+            with self._guard:
+                if interrupt in self._interrupts:
+                    self._interrupts.remove(interrupt)
+
         try:
+            with self._guard:
+                self._interrupts.append(interrupt)
             yield
         finally:
-            with self._guard:
-                self._interrupt = before
+            # Twice, because the one asynchronous exception that a lost lease may raise can land in either.
+            try:
+                end()
+            finally:
+                end()
+
+    def _call(self, interrupt: Callable[[], None]) -> None:
+        try:
+            interrupt()
+        except Exception:
+            logger.exception("A job that lost its lease could not be interrupted.")
 
     def _cancel(self, wrapper: BaseDatabaseWrapper) -> None:
         connection = wrapper.connection

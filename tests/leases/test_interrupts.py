@@ -1,17 +1,21 @@
 """A worker's job that lost its lease is interrupted, goes back to the queue, and leaves its thread fit for the next."""
 
 import logging
+import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any
+from urllib.request import urlopen
 
 import dramatiq
 import pytest
 from django.db import connection
 
-from leases import leased
+from leases import current_lease, leased
 from tests.leases.conftest import steal
 from tests.waiting import wait_until
 
@@ -45,7 +49,38 @@ def sleep_in_c() -> None:
     time.sleep(1.5)
 
 
-WORK = {"loop": loop, "pg_sleep": sleep_in_sql, "time.sleep": sleep_in_c}
+@contextmanager
+def silent_server() -> Iterator[int]:
+    """Give the port of a server that takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener.getsockname()[1]
+
+
+def call_until_it_times_out() -> None:
+    """Nothing interrupts a call that waits in recv(); the interrupt lands when its timeout ends it."""
+    with silent_server() as port, urlopen(f"http://127.0.0.1:{port}/", timeout=1.5):
+        pass
+
+
+def call_that_the_loss_ends() -> None:
+    """Without a timeout: this ends only because the socket is shut down."""
+    lease = current_lease()
+    assert lease
+    with (
+        silent_server() as port,
+        socket.create_connection(("127.0.0.1", port)) as line,
+        lease.interruptible(partial(line.shutdown, socket.SHUT_RDWR)),
+    ):
+        line.recv(1)
+
+
+WORK = {
+    "loop": loop,
+    "pg_sleep": sleep_in_sql,
+    "time.sleep": sleep_in_c,
+    "http": call_until_it_times_out,
+    "shutdown": call_that_the_loss_ends,
+}
 
 
 @dramatiq.actor(queue_name="interrupts", max_retries=0)
@@ -83,6 +118,8 @@ def worker() -> Iterator[None]:
         ("loop", {"LeaseInterrupt"}),
         ("pg_sleep", {"OperationalError", "LeaseInterrupt"}),  # cancelled first, and interrupted right after it
         ("time.sleep", {"LeaseInterrupt"}),
+        ("http", {"LeaseInterrupt"}),
+        ("shutdown", {"LeaseInterrupt"}),
     ],
 )
 def test_job_that_lost_its_lease_is_stopped_and_put_back(  # locks L54 L55 L75
