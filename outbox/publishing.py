@@ -17,7 +17,9 @@ from outbox.errors import DedupeConflict, InvalidContent, NotInTransaction
 from outbox.models import Message
 from outbox.statements import statement
 
-# As JSON writes it: a backslash that is not itself escaped.
+# As JSON writes it: a backslash that is not itself escaped. Looked for only where the shorter text is, since that
+# takes a tenth of the time.
+_LIKE_NUL = rb"\u0000"
 _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 
 
@@ -117,7 +119,7 @@ def _digest(channel: str, content: Mapping[str, Any]) -> str:
         ).encode()
     except (TypeError, ValueError) as error:
         raise InvalidContent(channel, f"it is not JSON: {error}") from error
-    if _NUL.search(canonical):
+    if _LIKE_NUL in canonical and _NUL.search(canonical):
         raise InvalidContent(channel, "it contains a NUL character, which PostgreSQL cannot store")
     if len(canonical) > settings.MAX_CONTENT_BYTES:
         raise InvalidContent(
