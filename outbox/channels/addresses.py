@@ -5,9 +5,10 @@ resolves differently the second time (DNS rebinding) would pass.
 """
 
 import ipaddress
-import socket
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
+
+from outbox.channels import lookups
 
 Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -28,12 +29,14 @@ def networks(allowed: Iterable[str]) -> list[Network]:
     return [ipaddress.ip_network(network) for network in allowed]
 
 
-def resolve(host: str, port: int, allowed: Sequence[Network], *, public: bool = True) -> tuple[str, int]:
-    """One address and port to connect to. OSError when there is none.
+def resolve(
+    host: str, port: int, allowed: Sequence[Network], *, public: bool = True, seconds: float = 15.0
+) -> tuple[str, int]:
+    """One address and port to connect to. OSError when there is none, or none was found within `seconds`.
 
     ForbiddenAddress when one of them is neither public nor on the allow-list; without `public`, not on the allow-list.
     """
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    found = lookups.addresses(host, port, seconds)
     addresses = [(str(sockaddr[0]), int(sockaddr[1])) for *_, sockaddr in found]
     for address, _ in addresses:
         parsed = ipaddress.ip_address(address.partition("%")[0])

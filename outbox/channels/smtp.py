@@ -23,7 +23,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from django.core.mail.backends.smtp import EmailBackend
+from django.core.mail.utils import DNS_NAME
 
+from outbox.channels import lookups
 from outbox.channels.base import Answer, Deadline, Outcome
 from outbox.channels.cutting import Cutter
 from outbox.errors import DeadlinePassed
@@ -150,6 +152,8 @@ class SmtpConversation:
         return Answer(Outcome.UNKNOWN, f"after the final dot the server said {words}")
 
     def _open(self, deadline: Deadline) -> Any:
+        # The backend says who we are, and asks the resolver for it once per process.
+        lookups.bounded(("own name", "our own name"), DNS_NAME.get_fqdn, min(self._timeout, deadline.remaining()))
         self._backend.timeout = max(0.01, min(self._timeout, deadline.remaining()))
         self._backend.open()
         smtp: Any = self._backend.connection
@@ -166,7 +170,7 @@ class SmtpConversation:
         """A connection to one of the host's addresses, which together are tried for no longer than the claim lasts."""
         failure = OSError(f"{host} has no address")
         ends_at = Deadline.after(timeout)
-        for *_, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        for *_, address in lookups.addresses(host, port, timeout):
             try:
                 connected = to_one(*address[:2], max(0.01, ends_at.remaining()))
             except OSError as error:

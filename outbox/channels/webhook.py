@@ -19,7 +19,7 @@ from urllib.parse import SplitResult, urlsplit
 from django.utils import timezone
 
 from outbox.channels.addresses import ForbiddenAddress, Network, networks, resolve
-from outbox.channels.base import Answer, Channel, Outcome, Parcel
+from outbox.channels.base import Answer, Channel, Deadline, Outcome, Parcel
 from outbox.channels.cutting import Cutter
 from outbox.errors import InvalidContent, InvalidSetting, PermanentFailure
 
@@ -126,10 +126,12 @@ class WebhookChannel(Channel):
         parts = urlsplit(url)
         tls = parts.scheme == "https"
         host, port = parts.hostname or "", parts.port or (443 if tls else 80)
-        address = resolve(host, port, self._allowed, public=tls)
+        ends_at = Deadline.after(self._timeout)
+        address = resolve(host, port, self._allowed, public=tls, seconds=self._timeout)
         kind = http.client.HTTPSConnection if tls else http.client.HTTPConnection
         connection = kind(host, port, timeout=self._timeout)
-        connected = socket.create_connection(address, self._timeout)
+        connected = socket.create_connection(address, max(0.01, ends_at.remaining()))
+        connected.settimeout(self._timeout)
         cutter.watch(connected)
         try:
             if tls:
