@@ -14,6 +14,7 @@ a job whose effect is outside the database may raise (`NothingDone`).
     rescuing        finding work that the broker lost
     dead_letters    keeping what failed for good, and replaying it
     workload        how much waits, and how many workers it takes
+    brokers         Dramatiq's own, with what was seen to go wrong in them put right
 """
 
 from typing import TYPE_CHECKING, Any

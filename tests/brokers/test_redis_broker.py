@@ -286,3 +286,32 @@ def test_job_that_is_cut_off_is_given_back_when_the_worker_leaves(monkeypatch: p
     blocking.worker.stop(200)
     assert broker.client.llen(f"dramatiq:{QUEUE}") == 1
     blocking.go_on.set()
+
+
+def test_message_in_a_worker_is_not_overtaken_by_newer_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    # outbox C66
+    """Among equal ones the worker's own queue gave out any, and one could be stuck in it while others kept coming."""
+    broker = ours()
+    order: list[int] = []
+    began, go_on = threading.Event(), threading.Event()
+
+    @dramatiq.actor(broker=broker, queue_name=QUEUE)
+    def job(number: int) -> None:
+        began.set()
+        go_on.wait(20)
+        order.append(number)
+
+    monkeypatch.setattr("dramatiq.worker.QUEUE_PREFETCH", 20)
+    worker = dramatiq.Worker(broker, worker_threads=1, worker_timeout=100)
+    worker.start()
+    job.send(0)
+    assert began.wait(10)
+    for number in range(1, 20):
+        job.send(number)
+    wait_until(lambda: worker.work_queue.qsize() == 19)
+    for number in range(20, 30):
+        job.send(number)  # these come while the older ones are in memory
+    go_on.set()
+    wait_until(lambda: len(order) == 30)
+    worker.stop(5000)
+    assert order == list(range(30))

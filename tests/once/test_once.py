@@ -1,5 +1,6 @@
 """`once()`: the effect and its receipt commit together, and whoever comes second gets the first one's outcome."""
 
+import functools
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -12,6 +13,7 @@ from django.test.utils import CaptureQueriesContext
 
 from leases import once, reopen
 from leases.errors import LeaseError
+from leases.jobs import receipt_sql
 from leases.jobs.errors import InvalidKey, KeyTaken, OutcomeNotJson, ReceiptBusy, ReceiptMissing
 from leases.models import Receipt, Reopening
 from tests.jobs.models import Effect
@@ -357,3 +359,21 @@ def test_outcome_with_half_a_surrogate_pair_is_refused_by_name() -> None:
         bonus(1, {"file": "\udce9"})
     assert bonus(1, {"file": "\N{PILE OF POO}"}) == {"file": "\N{PILE OF POO}"}
     assert effects() == 1
+
+
+def test_receipt_that_is_done_never_goes_back_to_started() -> None:
+    # outbox C73
+    """A second message was about to start when the first run ended: what it says about the key comes too late."""
+    start = functools.partial(receipt_sql.start, message_id="", retention=None, using="default")
+    finish = functools.partial(receipt_sql.finish, outcome="7", reason="", using="default")
+    assert start("outside:1", "outside", token=1, may_repeat=True) == ("started", 1)
+    assert finish("outside:1", token=1, state="done")
+    bonus(1)
+    before = list(Receipt.objects.order_by("id").values())
+    for receipt in before:
+        for may_repeat in (True, False):
+            assert start(receipt["key"], receipt["actor"], token=2, may_repeat=may_repeat) is None
+        for token in (1, 2):
+            assert not finish(receipt["key"], token=token, state="parked")
+    assert [receipt["state"] for receipt in before] == ["done", "done"]
+    assert list(Receipt.objects.order_by("id").values()) == before

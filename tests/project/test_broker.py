@@ -8,15 +8,18 @@ from typing import Any
 import dramatiq
 import pytest
 from django.conf import settings
-from django.db import connection
+from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.middleware import AgeLimit, CurrentMessage, ShutdownNotifications, TimeLimit
 
+from leases import once
 from leases.conf import conf
 from leases.jobs.brokers.middleware import DatabaseConnections
-from leases.models import DeadLetter
+from leases.models import DeadLetter, Receipt
 from project.broker import make_broker
 from project.logs import JobFilter
+from tests.jobs.models import Effect
 from tests.waiting import wait_until
 
 # A worker's watcher of leases reads the database.
@@ -132,6 +135,47 @@ def test_job_runs_once_more_than_it_may_be_retried_and_not_again_after_an_error_
     throw.send()
     wait_until(lambda: DeadLetter.objects.count() == 2, 30)
     assert (runs.count("fail"), runs.count("throw")) == (4, 1)
+
+
+def test_job_that_retry_when_runs_more_often_than_max_retries_takes_effect_once(
+    broker: dramatiq.Broker, worker: dramatiq.Worker
+) -> None:
+    # outbox C71
+    """Dramatiq lets `retry_when` replace `max_retries`: one more failure than that ends nothing."""
+    runs: list[int] = []
+
+    @dramatiq.actor(
+        broker=broker,
+        queue_name="test_retries",
+        max_retries=1,
+        retry_when=lambda retries, error: retries < 4,
+        min_backoff=1,
+        max_backoff=2,
+    )
+    @once("often:{name}", name="often")
+    def often(name: str) -> None:
+        Effect.objects.create(name=name, pid=0)
+        runs.append(1)
+        if len(runs) < 4:
+            raise RuntimeError("as told")
+
+    often.send("ada")
+    wait_until(lambda: Receipt.objects.filter(key="often:ada").exists(), 30)
+    assert (len(runs), Effect.objects.count()) == (4, 1)
+    assert not DeadLetter.objects.exists()
+
+
+def test_enqueueing_in_a_transaction_writes_no_row_that_could_roll_back_with_it(broker: dramatiq.Broker) -> None:
+    # outbox D23
+    """The message is public at once: a row about it in the caller's transaction would come late, or never."""
+
+    @dramatiq.actor(broker=broker, queue_name="test_enqueueing")
+    def job() -> None: ...
+
+    with transaction.atomic(), CaptureQueriesContext(connection) as sent:
+        job.send()
+        job.send_with_options(delay=1000)
+    assert [query["sql"] for query in sent if query["sql"] not in ("BEGIN", "COMMIT")] == []
 
 
 def test_dead_workers_are_looked_for_every_few_seconds_also_by_one_idle_worker(broker: Any) -> None:
