@@ -14,6 +14,7 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from outbox import channels
+from outbox.dates import DatedChangeList
 from outbox.decisions import Action, decide
 from outbox.errors import DecisionRefused
 from outbox.inspecting import AnyTabularInline, Inspector, ReadOnly
@@ -59,6 +60,7 @@ class MessageAdmin(Inspector):
     search_fields = ["dedupe_key"]
     search_help_text = "A whole dedupe key, or #number."
     ordering = ["-id"]
+    date_hierarchy = "created_at"
     inlines = [DecisionInline]
     actions = ["it_arrived", "send_again", "requeue", "cancel"]
     exclude = ["payload", "history", "refused"]
@@ -66,6 +68,9 @@ class MessageAdmin(Inspector):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Message]:
         return super().get_queryset(request).defer("payload", "history")
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[DatedChangeList]:
+        return DatedChangeList
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Message], search_term: str

@@ -1,11 +1,13 @@
 """The dates above a list, without reading the list."""
 
-from datetime import date, datetime, timedelta
+from datetime import date, datetime
 from typing import Any
 
 from django.db import models
 from django.db.models import Max, Min
 from django.utils import timezone
+
+from outbox.dates import first_day, next_first_day
 
 
 class DatedQuerySet(models.QuerySet[Any]):
@@ -20,22 +22,14 @@ class DatedQuerySet(models.QuerySet[Any]):
         ends = plain.aggregate(first=Min(field_name), last=Max(field_name))
         if ends["first"] is None:
             return []
-        day, last = (_first_day(timezone.localdate(ends[end]), kind) for end in ("first", "last"))
+        day, last = (first_day(timezone.localdate(ends[end]), kind) for end in ("first", "last"))
         looks = []
         while day <= last:
-            within = {f"{field_name}__gte": _midnight(day), f"{field_name}__lt": _midnight(_next(day, kind))}
+            within = {f"{field_name}__gte": _midnight(day), f"{field_name}__lt": _midnight(next_first_day(day, kind))}
             looks.append(plain.filter(**within).order_by(field_name).values_list(field_name)[:1])
-            day = _next(day, kind)
+            day = next_first_day(day, kind)
         rows = looks[0].union(*looks[1:], all=True) if len(looks) > 1 else looks[0]
-        return sorted(_midnight(_first_day(timezone.localdate(at), kind)) for (at,) in rows)
-
-
-def _first_day(day: date, kind: str) -> date:
-    return {"year": day.replace(month=1, day=1), "month": day.replace(day=1), "day": day}[kind]
-
-
-def _next(day: date, kind: str) -> date:
-    return _first_day(day + timedelta(days={"year": 366, "month": 31, "day": 1}[kind]), kind)
+        return sorted(_midnight(first_day(timezone.localdate(at), kind)) for (at,) in rows)
 
 
 def _midnight(day: date) -> datetime:

@@ -14,6 +14,7 @@ from django.utils.http import urlencode
 
 from billing.admin.dates import DatedQuerySet
 from billing.admin.paging import BoundedPaginator
+from outbox.dates import DatedChangeList
 
 if TYPE_CHECKING:
     ModelAdmin = admin.ModelAdmin[Any]
@@ -30,6 +31,10 @@ class Page(ChangeList):
         super().get_results(request)
         self.result_list = list(self.result_list)
         self.model_admin.look_up(self.result_list)
+
+
+class DatedPage(DatedChangeList, Page):
+    """A page of a list whose times go up with the primary key and have no index."""
 
 
 class FastAdmin(ModelAdmin):

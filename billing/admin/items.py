@@ -10,7 +10,7 @@ from django.urls import URLPattern, path, reverse
 
 from billing import money, parking
 from billing.admin.confirming import Question, confirmed
-from billing.admin.inspecting import Inspector, link
+from billing.admin.inspecting import DatedPage, Inspector, link
 from billing.admin.lines import SHOWN_LINES
 from billing.admin.runs import OPEN
 from billing.admin.searching import IndexedSearch
@@ -100,10 +100,14 @@ class ItemAdmin(IndexedSearch, Inspector):
     # As the index has them; within a run, what is skipped or parked comes first.
     actions = [retry, park]
     ordering = ["-run_id", "-outcome", "-id"]
+    date_hierarchy = "run__created_at"
     fields = [
         "customer_link", "shown_run", "shown_outcome", "reason", "shown_invoice", "attempts", "started_at",
         "concluded_at", "retry_at", "enqueued_at", "rescues",
     ]  # fmt: skip
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[DatedPage]:
+        return DatedPage
 
     def has_retry_permission(self, request: HttpRequest) -> bool:
         return request.user.has_perm("billing.retry_item")

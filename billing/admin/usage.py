@@ -5,7 +5,7 @@ from django.db.models import Q, QuerySet
 from django.http import HttpRequest
 from django.utils.html import format_html
 
-from billing.admin.inspecting import Inspector, link
+from billing.admin.inspecting import DatedPage, Inspector, link
 from billing.admin.searching import IndexedSearch
 from billing.models import UsageEvent
 
@@ -24,17 +24,22 @@ class InvoicedFilter(admin.SimpleListFilter):
 @admin.register(UsageEvent)
 class UsageEventAdmin(IndexedSearch, Inspector):
     list_display = [
-        "event", "shown_customer", "what", "shown_quantity", "shown_amount", "occurred_at", "shown_invoice",
+        "event", "shown_customer", "what", "shown_quantity", "shown_amount", "occurred_at", "received_at",
+        "shown_invoice",
     ]  # fmt: skip
     list_display_links = ["event"]
     list_filter = [InvoicedFilter]
     list_select_related = ["customer", "invoice"]
     search_help_text = "An event (source:key); or the beginning of a customer's code, for usage not invoiced yet."
     ordering = ["-id"]
+    date_hierarchy = "received_at"
     fields = [
         "source", "key", "shown_customer", "metric", "subject", "shown_quantity", "shown_amount", "tax_category",
         "occurred_at", "received_at", "shown_invoice", "digest",
     ]  # fmt: skip
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[DatedPage]:
+        return DatedPage
 
     def searches(self, term: str) -> list[Q]:
         source, _, key = term.partition(":")

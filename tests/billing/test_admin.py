@@ -173,3 +173,24 @@ def test_list_is_for_those_who_may_view_it(invoices: None) -> None:
     client = staff("view_invoice", "view_customer")
     html(client, "invoice/")
     assert client.get("/admin/billing/item/").status_code == 403
+
+
+def test_items_are_found_by_the_date_of_their_run_and_usage_by_when_it_was_received(
+    tax: TaxService, admin_client: Client
+) -> None:
+    customer = make_customer("A")
+    for month in (3, 5):
+        run = runs.plan(Period.parse("2026-05"))
+        Run.objects.filter(pk=run.pk).update(created_at=f"2025-0{month}-07T12:00:00Z")
+        made = make_usage(customer, f"k{month}", amount="1.00")
+        UsageEvent.objects.filter(pk=made.pk).update(received_at=f"2025-0{month}-07T12:00:00Z")
+    for page, name in (("item", "run__created_at"), ("usageevent", "received_at")):
+        of_year = admin_client.get(f"/admin/billing/{page}/").content.decode()
+        assert [f"{name}__month={month}&" in of_year for month in range(1, 8)] == [
+            2 < month < 6 for month in range(1, 8)
+        ]
+        for day, count in ((6, 0), (7, 1), (8, 0)):
+            shown = admin_client.get(
+                f"/admin/billing/{page}/", {f"{name}__year": 2025, f"{name}__month": 5, f"{name}__day": day}
+            )
+            assert len(shown.context["cl"].result_list) == count

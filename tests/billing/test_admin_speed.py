@@ -25,8 +25,8 @@ SET LOCAL session_replication_role = replica;
 INSERT INTO billing_customer (code, name, email, currency, timezone, country, status)
 SELECT 'C' || to_char(n, 'FM000000'), 'Customer ' || n, 'c' || n || '@example.com', 'EUR', 'UTC', 'DE', 'active'
   FROM generate_series(1, {ROWS}) n;
-INSERT INTO billing_run (period, cutoff_at)
-SELECT daterange(d::date, (d + interval '1 month')::date), now()
+INSERT INTO billing_run (period, cutoff_at, created_at)
+SELECT daterange(d::date, (d + interval '1 month')::date), now(), d + interval '1 month'
   FROM generate_series(date '2026-01-01', date '2026-04-01', interval '1 month') d;
 INSERT INTO billing_invoice (customer_id, kind, period, version, status, series, number, issued_at, starts_at, ends_at,
        cutoff_at, currency, exponent, net_minor, tax_minor, gross_minor, taxes, customer_snapshot, usage_count, token,
@@ -50,8 +50,10 @@ INSERT INTO billing_item (run_id, customer_id, outcome, reason, attempts, rescue
 SELECT r.id, c.id, CASE WHEN c.id % 6000 = 0 THEN 'parked' ELSE 'issued' END, '', 1, 0
   FROM billing_run r, (SELECT id FROM billing_customer ORDER BY id LIMIT {ROWS // 4}) c ORDER BY r.id, c.id;
 INSERT INTO billing_usageevent (source, key, customer_id, metric, subject, quantity, currency, tax_category,
-       occurred_at, digest, invoice_id)
-SELECT 'test', id, id, 'hours', '', 1, '', '', now(), '', CASE WHEN id % 1000 > 0 THEN 1 END FROM billing_customer;
+       occurred_at, received_at, digest, invoice_id)
+SELECT 'test', id, id, 'hours', '', 1, '', '', now(),
+       timestamptz '2025-01-01' + row_number() OVER (ORDER BY id) * interval '1 year' / {ROWS + 1}, '',
+       CASE WHEN id % 1000 > 0 THEN 1 END FROM billing_customer ORDER BY id;
 ANALYZE {", ".join(TABLES)};
 """
 
@@ -74,10 +76,18 @@ NARROWED = [
     "item/?outcome=skipped",
     "item/?outcome=waiting",
     "item/?q=C000077",
+    "item/?run__created_at__year=2026",
+    "item/?run__created_at__year=2026&run__created_at__month=2",
+    "item/?run__created_at__year=2026&run__created_at__month=5",
+    "item/?run__created_at__year=2026&run__created_at__month=2&run__created_at__day=1&outcome=parked",
     "taxanswer/?q=C000077",
     "usageevent/?q=C000077",
     "usageevent/?q=test:77",
     "usageevent/?invoice__id__exact={invoice}",
+    "usageevent/?received_at__year=2025",
+    "usageevent/?received_at__year=2025&received_at__month=3",
+    "usageevent/?received_at__year=2025&received_at__month=3&received_at__day=5",
+    "usageevent/?received_at__year=2025&received_at__month=3&received_at__day=5&invoiced=no",
     "usageevent/?invoiced=no&customer__id__exact={customer}",
     "usageevent/?invoiced=no",
     "usageevent/?invoiced=yes",

@@ -1,5 +1,6 @@
 """The admin of messages: what it shows, at what cost, and who may decide what."""
 
+import re
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -139,6 +140,10 @@ NARROWED = [
     "state__in=in_doubt,dead",
     "created_at__gte={yesterday}",
     "created_at__gte={yesterday}&state__exact=dead",
+    "created_at__year={old.year}",
+    "created_at__year={old.year}&created_at__month={old.month}",
+    "created_at__year={old.year}&created_at__month={old.month}&created_at__day={old.day}",
+    "created_at__year={old.year}&created_at__month={old.month}&state__exact=dead",
     "q=k77",
 ]
 
@@ -155,8 +160,69 @@ def test_list_reads_a_bounded_number_of_rows_however_it_is_narrowed() -> None:
         )
         cursor.execute("VACUUM ANALYZE outbox_message")
     yesterday = (timezone.now() - timedelta(days=1)).strftime("%Y-%m-%d %H:%M:%SZ")
+    old = timezone.now() - timedelta(days=200)
     for query in NARROWED:
         with CaptureQueriesContext(connection) as queries:
-            assert client.get(f"{reverse(PAGE)}?{query.format(yesterday=yesterday)}").status_code == 200
+            assert client.get(f"{reverse(PAGE)}?{query.format(yesterday=yesterday, old=old)}").status_code == 200
         too_much = {sql: rows for sql, rows in read_by(queries).items() if rows > MOST_READ}
         assert not too_much
+
+
+# The dates above the list
+
+
+def published_at(publish: Publish, *moments: str) -> list[Message]:
+    made = [publish(moment) for moment in moments]
+    for message in made:
+        Message.objects.filter(id=message.id).update(created_at=message.dedupe_key)
+    return made
+
+
+def drilled(client: Client, **chosen: int) -> tuple[list[str], list[str]]:
+    """Return the dates that are offered and the keys that are listed, under the chosen year, month and day."""
+    response = client.get(reverse(PAGE), {f"created_at__{kind}": number for kind, number in chosen.items()})
+    top = re.search(r'<nav class="toplinks">(.*?)</nav>', response.content.decode(), re.DOTALL)
+    dates = re.findall(r"(?:<a href[^>]*>)?\s*([\w ]+?)\s*(?:</a>|$)", top[1]) if top else []
+    return dates, [message.dedupe_key for message in response.context["cl"].result_list]
+
+
+def test_dates_lead_from_the_years_to_the_messages_of_a_day(publish: Publish) -> None:
+    client = browser("view_message")
+    made = published_at(
+        publish, "2024-12-31T23:59:59Z", "2025-03-01T00:00:00Z", "2025-03-03T08:00:00Z", "2025-03-03T09:00:00Z",
+        "2026-02-01T00:00:00Z",
+    )  # fmt: skip
+    keys = [message.dedupe_key for message in reversed(made)]
+    assert drilled(client) == (["2024", "2025", "2026"], keys)
+    years, of_2025 = drilled(client, year=2025)
+    assert years == [
+        "All dates", "January 2025", "February 2025", "March 2025", "April 2025", "May 2025", "June 2025", "July 2025",
+        "August 2025", "September 2025", "October 2025", "November 2025", "December 2025",
+    ]  # fmt: skip
+    assert of_2025 == keys[1:4]
+    days, of_march = drilled(client, year=2025, month=3)
+    assert (days[:2], len(days), of_march) == (["2025", "March 1"], 32, keys[1:4])
+    assert drilled(client, year=2025, month=3, day=3)[1] == keys[1:3]
+    assert drilled(client, year=2025, month=3, day=2)[1] == []
+    assert drilled(client, year=2026) == (["All dates", "January 2026", "February 2026"], keys[:1])
+    assert drilled(client, year=2031)[1] == []
+
+
+def test_messages_of_one_year_are_offered_by_month_and_none_at_all_by_nothing(publish: Publish) -> None:
+    client = browser("view_message")
+    assert drilled(client) == ([], [])
+    assert drilled(client, year=2025) == (["All dates"], [])
+    published_at(publish, "2025-03-30T00:00:00Z", "2025-05-01T00:00:00Z")
+    assert drilled(client)[0] == ["All dates", "March 2025", "April 2025", "May 2025"]
+
+
+def test_message_of_a_transaction_that_began_before_others_is_found_by_its_own_day(publish: Publish) -> None:
+    client = browser("view_message")
+    published_at(
+        publish, "2025-03-01T10:00:00Z", "2025-03-02T00:01:00Z", "2025-03-01T23:57:00Z", "2025-03-02T00:04:00Z",
+        "2025-03-01T23:59:00Z", "2025-03-02T12:00:00Z", "2025-03-03T00:00:01Z", "2025-03-02T23:58:00Z",
+    )  # fmt: skip
+    for day, count in ((1, 3), (2, 4), (3, 1)):
+        listed = drilled(client, year=2025, month=3, day=day)[1]
+        assert len(listed) == count
+        assert all(key.startswith(f"2025-03-0{day}") for key in listed)
