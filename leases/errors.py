@@ -96,6 +96,18 @@ class FenceMissing(LeaseError):
         )
 
 
+class OldSnapshot(LeaseError):
+    """At the transaction's isolation level its snapshot stays as it was before the lease was granted."""
+
+    def __init__(self, resource: str, *, token: int) -> None:
+        self.resource = resource
+        self.token = token
+        super().__init__(
+            f"This transaction began before {resource} was leased under token {token}, and its isolation level shows "
+            "it nothing newer. Nothing was written; end the transaction, and begin another under the lease."
+        )
+
+
 class TableShadowed(LeaseError):
     """This database session finds another table in place of one that `leases` writes to; nothing was written."""
 

@@ -33,6 +33,10 @@ SELECT * FROM leases_register(
 """
 PRESENT = "SELECT leases_present(%(resource)s, %(token)s, %(limit)s)"
 
+_SEES_NOTHING_SINCE = """
+SELECT current_setting('transaction_isolation') IN ('repeatable read', 'serializable')
+   AND clock_timestamp() - transaction_timestamp() > make_interval(secs => %(age_s)s)
+"""
 _RELEASE = "SELECT leases_release(%(resource)s, %(token)s)"
 #: Ends a lease for any other reason than its release; the first end stays.
 END = """
@@ -120,6 +124,13 @@ def present(resource: str, token: int, *, ttl_ms: int, using: str) -> None:
     if stored is None or stored <= token:
         raise FenceMissing(resource, token=token, current=stored)
     raise StaleToken(resource, token=token, current=stored)
+
+
+def sees_nothing_since(lease_age_s: float, *, using: str) -> bool:
+    """Say whether the open transaction is older than that and, at its isolation level, sees nothing newer."""
+    with connections[using].cursor() as cursor:
+        cursor.execute(_SEES_NOTHING_SINCE, {"age_s": lease_age_s})
+        return bool(cursor.fetchone()[0])
 
 
 def current(resource: str, *, using: str) -> int | None:

@@ -8,7 +8,8 @@ import psycopg
 from django.db import DatabaseError, transaction
 
 from leases import fence, metrics
-from leases.errors import NotHeld, StaleToken, TableShadowed
+from leases.clock import boottime
+from leases.errors import FenceMissing, NotHeld, OldSnapshot, StaleToken, TableShadowed
 from leases.models import Incident
 
 if TYPE_CHECKING:
@@ -23,13 +24,15 @@ def presenting(leases: "Sequence[Lease]", using: str, *, savepoint: bool = True)
     presented anew either way, because a savepoint that is rolled back takes with it what was presented inside.
 
     Raises LeaseLost if one of them has ended, StaleToken if a fence is beyond its token, NotHeld if a row of a resource
-    that was not presented was written, TableShadowed if this session finds another fence than the rows belong to.
+    that was not presented was written, TableShadowed if this session finds another fence than the rows belong to,
+    OldSnapshot if the open transaction cannot see that a lease was granted. What the body raises, and the database's
+    own 40001 (start over), comes through as it is; the lease is held on.
     """
     try:
         with transaction.atomic(using=using, savepoint=savepoint):
             for lease in sorted(leases, key=lambda lease: lease.resource):
                 lease.check()
-                fence.present(lease.resource, lease.token, ttl_ms=lease.ttl_ms, using=using)
+                _present(lease, using)
             yield
     except StaleToken as stale:
         metrics.stale_write_refused(stale.resource)
@@ -43,4 +46,13 @@ def presenting(leases: "Sequence[Lease]", using: str, *, savepoint: bool = True)
             raise NotHeld(message.removeprefix("not presented: ")) from error
         if fence.sqlstate(error) == fence.OTHER_FENCE:
             raise TableShadowed("leases_fence", message) from error
+        raise
+
+
+def _present(lease: "Lease", using: str) -> None:
+    try:
+        fence.present(lease.resource, lease.token, ttl_ms=lease.ttl_ms, using=using)
+    except FenceMissing:
+        if fence.sees_nothing_since(boottime() - lease.granted_at, using=using):
+            raise OldSnapshot(lease.resource, token=lease.token) from None
         raise

@@ -293,18 +293,6 @@ def test_forked_child_executes_sql_that_its_parents_lease_has_no_say_in() -> Non
     assert not connection.execute_wrappers
 
 
-@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
-def test_stale_token_is_refused_at_every_isolation_level(level: str, account: Account, resource: str) -> None:
-    with pytest.raises(LeaseLost), hold(resource) as lease:
-        steal(resource)
-        with pytest.raises(Exception, match=r"stale|could not serialize"), transaction.atomic():
-            with connection.cursor() as cursor:
-                cursor.execute(f"SET TRANSACTION ISOLATION LEVEL {level}")
-            with lease.transaction():
-                Entry.objects.create(account=account)
-    assert not Entry.objects.exists()
-
-
 def test_commit_under_a_lent_lease_is_not_cancelled_when_the_threads_own_is_lost(slow_commits: None) -> None:
     """The two belong to the jobs of two threads, and the transaction presents both."""
 
