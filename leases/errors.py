@@ -38,16 +38,25 @@ class LeaseUnavailable(LeaseError):
         super().__init__(f"{resource} could not be leased: {reason}. Nothing is held; try again later.")
 
 
+#: System identifier, timeline, and the oids of the database and of the table that keeps all four.
+Identity = tuple[str, int, int, int]
+
+
+def identity(values: Identity) -> str:
+    """Return an identity in words."""
+    return "system {}, timeline {}, database {}, table {}".format(*values)
+
+
 class DatabaseForgot(LeaseUnavailable):
     """The database is not the one that made the promises, so fences may be lost; a person has to say how to go on."""
 
-    def __init__(self, *, using: str, stored: tuple[str, int], found: tuple[str, int]) -> None:
+    def __init__(self, *, using: str, stored: Identity, found: Identity) -> None:
         self.using = using
         self.stored = stored
         self.found = found
         self.resource = ""
         self.reason = (
-            f"Database {using!r} is now system {found[0]} on timeline {found[1]}, it was {stored[0]} on {stored[1]}: "
+            f"Database {using!r} is now {identity(found)}; it was {identity(stored)}: "
             "a replica was promoted or a backup restored, and fences may be lost"
         )
         LeaseError.__init__(

@@ -1,9 +1,10 @@
 """Noticing a database that forgot what it had promised, and putting it right.
 
 A replica that was promoted before it had everything, and a backup restored to an earlier moment, have lost fences:
-a holder that was replaced could write again. Both change the timeline, or the system identifier, which are stored here
-and compared on every new connection. After a change nothing is leased until every fence was raised above whatever any
-holder may still present.
+a holder that was replaced could write again. The first changes the timeline. The second changes the system identifier,
+or, on the same server, the oid of the table it makes anew, or that of the database if it was copied as a template. All
+are stored here and compared on every new connection. After a change nothing is leased until every fence was raised
+above whatever any holder may still present.
 """
 
 import logging
@@ -14,7 +15,7 @@ from typing import Any
 from django.db import connections, transaction
 
 from leases import fence, interventions
-from leases.errors import DatabaseForgot
+from leases.errors import DatabaseForgot, identity
 from leases.models import Intervention
 
 logger = logging.getLogger("leases")
@@ -25,14 +26,18 @@ _ASK_AGAIN_AFTER_S = 10.0
 # The timeline is read from the write-ahead log: pg_control_checkpoint() lags behind after a promotion.
 _FOUND = """
 SELECT (SELECT system_identifier FROM pg_control_system())::text,
-       ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::int
+       ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::int,
+       (SELECT oid FROM pg_database WHERE datname = current_database())::bigint,
+       'leases_databaseidentity'::regclass::oid::bigint
 """
+_STORED = "SELECT system_identifier, timeline, database_oid, table_oid FROM leases_databaseidentity WHERE id = 1"
 _STORE = """
-INSERT INTO leases_databaseidentity AS i (id, system_identifier, timeline, stored_at)
-VALUES (1, %(system)s, %(timeline)s, clock_timestamp())
+INSERT INTO leases_databaseidentity AS i (id, system_identifier, timeline, database_oid, table_oid, stored_at)
+VALUES (1, %s, %s, %s, %s, clock_timestamp())
 ON CONFLICT (id) DO UPDATE SET system_identifier = excluded.system_identifier, timeline = excluded.timeline,
+                               database_oid = excluded.database_oid, table_oid = excluded.table_oid,
                                stored_at = excluded.stored_at
- WHERE %(replace)s
+ WHERE %s
 """
 # Above every token that Redis, whose tokens are its clock in microseconds, can have granted until now.
 _RAISE = """
@@ -59,10 +64,10 @@ def verify(using: str) -> None:
     with wrapper.cursor() as cursor:
         cursor.execute(_FOUND)
         found = cursor.fetchone()
-        cursor.execute("SELECT system_identifier, timeline FROM leases_databaseidentity WHERE id = 1")
+        cursor.execute(_STORED)
         stored = cursor.fetchone()
         if stored is None:
-            cursor.execute(_STORE, {"system": found[0], "timeline": found[1], "replace": False})
+            cursor.execute(_STORE, [*found, False])
         elif stored != found:
             raise DatabaseForgot(using=using, stored=stored, found=found)
     _asked[wrapper.connection] = time.monotonic()
@@ -82,11 +87,11 @@ def put_right(using: str, *, nothing_lost: bool = False, dry_run: bool = False) 
             raised = cursor.rowcount
             cursor.execute(_END)
         cursor.execute(_FOUND)
-        system, timeline = cursor.fetchone()
-        cursor.execute(_STORE, {"system": system, "timeline": timeline, "replace": True})
+        found = cursor.fetchone()
+        cursor.execute(_STORE, [*found, True])
         interventions.record(
             Intervention.Action.RAISE_FENCES,
-            reason=f"accepted system {system} on timeline {timeline}" + (", nothing lost" if nothing_lost else ""),
+            reason=f"accepted {identity(found)}" + (", nothing lost" if nothing_lost else ""),
             by=interventions.operator(),
             using=using,
         )
@@ -94,9 +99,8 @@ def put_right(using: str, *, nothing_lost: bool = False, dry_run: bool = False) 
     if dry_run:
         return raised
     logger.warning(
-        "Accepted database %s on timeline %d; raised %d fences.",
-        system,
-        timeline,
+        "Accepted %s; raised %d fences.",
+        identity(found),
         raised,
         extra={"event": "fences.raised", "fences": raised},
     )

@@ -81,15 +81,24 @@ class DecisionRefused(OutboxError):
         super().__init__(f"message {message_id}: cannot {action!r}: {reason}")
 
 
+#: System identifier, timeline, and the oids of the database and of the table that keeps all four.
+Identity = tuple[str, int, int, int]
+
+
+def identity(values: Identity) -> str:
+    """Return an identity in words."""
+    return "system {}, timeline {}, database {}, table {}".format(*values)
+
+
 class DatabaseForgot(OutboxError):
     """This is another database, or another history of it: messages that look unsent may have been sent."""
 
-    def __init__(self, using: str, stored: tuple[str, int], found: tuple[str, int]) -> None:
+    def __init__(self, using: str, stored: Identity, found: Identity) -> None:
         self.using = using
         self.stored = stored
         self.found = found
         super().__init__(
-            f"database {using!r} is system {found[0]} on timeline {found[1]}, and the outbox knows system {stored[0]} "
-            f"on timeline {stored[1]}: after a failover or a restore, messages that look unsent may have been sent. "
+            f"database {using!r} is {identity(found)}, and the outbox knows {identity(stored)}: "
+            f"after a failover or a restore, messages that look unsent may have been sent. "
             f"Nothing is claimed until 'manage.py outbox after_failover' has put them in doubt"
         )

@@ -1,9 +1,11 @@
 """Noticing a database that forgot what it had promised, and putting it right.
 
 A replica that was promoted before it had everything, and a backup restored to an earlier moment, have lost marks: a
-message that was sent may look unsent again. Both change the timeline, or the system identifier, which are stored here
-and compared on every new connection. After a change no drainer claims anything until every message that may have been
-sent was put in doubt. A copy of the files keeps both values and is not noticed: then a person runs the command.
+message that was sent may look unsent again. The first changes the timeline. The second changes the system identifier,
+or, on the same server, the oid of the table it makes anew, or that of the database if it was copied as a template. All
+are stored here and compared on every new connection. After a change no drainer claims anything until every message that
+may have been sent was put in doubt. A copy of the files keeps all of them, as does a restore of the rows alone, and is
+not noticed: then a person runs the command.
 """
 
 import logging
@@ -15,7 +17,7 @@ from django.db import connections, transaction
 
 from outbox import channels
 from outbox.conf import settings
-from outbox.errors import DatabaseForgot
+from outbox.errors import DatabaseForgot, identity
 from outbox.statements import statement
 
 logger = logging.getLogger("outbox.forgetting")
@@ -23,12 +25,14 @@ logger = logging.getLogger("outbox.forgetting")
 # Behind a pooler one connection outlives its server, so it is asked again from time to time.
 _ASK_AGAIN_AFTER_S = 10.0
 
+_STORED = "SELECT system_identifier, timeline, database_oid, table_oid FROM outbox_databaseidentity WHERE id = 1"
 _STORE = """
-INSERT INTO outbox_databaseidentity AS i (id, system_identifier, timeline, stored_at)
-VALUES (1, %(system)s, %(timeline)s, clock_timestamp())
+INSERT INTO outbox_databaseidentity AS i (id, system_identifier, timeline, database_oid, table_oid, stored_at)
+VALUES (1, %s, %s, %s, %s, clock_timestamp())
 ON CONFLICT (id) DO UPDATE SET system_identifier = excluded.system_identifier, timeline = excluded.timeline,
+                               database_oid = excluded.database_oid, table_oid = excluded.table_oid,
                                stored_at = excluded.stored_at
- WHERE %(replace)s
+ WHERE %s
 """
 # Drainers of before may hold numbers that this database does not know of.
 _SKIP_NUMBERS = "SELECT setval('outbox_claim', nextval('outbox_claim') + 1000000)"
@@ -49,10 +53,10 @@ def verify(using: str) -> None:
     with wrapper.cursor() as cursor:
         cursor.execute(statement("identity"))
         found = cursor.fetchone()
-        cursor.execute("SELECT system_identifier, timeline FROM outbox_databaseidentity WHERE id = 1")
+        cursor.execute(_STORED)
         stored = cursor.fetchone()
         if stored is None:
-            cursor.execute(_STORE, {"system": found[0], "timeline": found[1], "replace": False})
+            cursor.execute(_STORE, [*found, False])
         elif stored != found:
             raise DatabaseForgot(using, stored, found)
     _asked[wrapper.connection] = time.monotonic()
@@ -77,15 +81,14 @@ def put_right(using: str, *, nothing_lost: bool = False, dry_run: bool = False) 
             cursor.execute(statement("forgot"), values)
             parked = cursor.rowcount
         cursor.execute(statement("identity"))
-        system, timeline = cursor.fetchone()
-        cursor.execute(_STORE, {"system": system, "timeline": timeline, "replace": True})
+        found = cursor.fetchone()
+        cursor.execute(_STORE, [*found, True])
         transaction.set_rollback(dry_run, using=using)
     if dry_run:
         return parked
     logger.warning(
-        "accepted database %s on timeline %d; put %d messages in doubt",
-        system,
-        timeline,
+        "accepted %s; put %d messages in doubt",
+        identity(found),
         parked,
         extra={"event": "outbox.put_right", "parked": parked},
     )

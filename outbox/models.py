@@ -126,6 +126,8 @@ class DatabaseIdentity(models.Model):
 
     system_identifier = models.TextField()
     timeline = models.BigIntegerField()
+    database_oid = models.BigIntegerField(help_text="Another one after a copy by CREATE DATABASE ... TEMPLATE.")
+    table_oid = models.BigIntegerField(help_text="This table's own; another one after a restore by pg_restore.")
     stored_at = models.DateTimeField(help_text="Database time when it was accepted.")
 
     class Meta:

@@ -31,6 +31,8 @@ class Migration(migrations.Migration):
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('system_identifier', models.CharField(max_length=32)),
                 ('timeline', models.BigIntegerField()),
+                ('database_oid', models.BigIntegerField(help_text='Another one after a copy by CREATE DATABASE ... TEMPLATE.')),
+                ('table_oid', models.BigIntegerField(help_text="This table's own; another one after a restore by pg_restore.")),
                 ('stored_at', models.DateTimeField(help_text='Database time when it was accepted.')),
             ],
             options={

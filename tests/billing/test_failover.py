@@ -28,10 +28,24 @@ def test_command_parks_open_items_puts_messages_in_doubt_and_lets_billing_go_on(
         outbox.publish("email", {"to": "a@example.org", "subject": "s", "text": "t"}, dedupe_key="k")
     call_command("drain_outbox", "--once", "--dry-run", stdout=StringIO())
     DatabaseIdentity.objects.update_or_create(
-        id=1, defaults={"system_identifier": "1", "timeline": 1, "stored_at": "2026-01-01T00:00Z"}
+        id=1,
+        defaults={
+            "system_identifier": "1",
+            "timeline": 1,
+            "database_oid": 1,
+            "table_oid": 1,
+            "stored_at": "2026-01-01T00:00Z",
+        },
     )
     OutboxIdentity.objects.update_or_create(
-        id=1, defaults={"system_identifier": "1", "timeline": 1, "stored_at": "2026-01-01T00:00Z"}
+        id=1,
+        defaults={
+            "system_identifier": "1",
+            "timeline": 1,
+            "database_oid": 1,
+            "table_oid": 1,
+            "stored_at": "2026-01-01T00:00Z",
+        },
     )
     connection.close()
     with pytest.raises(DatabaseForgot):

@@ -2,6 +2,7 @@
 
 import pytest
 from django.db import connection
+from django.db.models import Model
 
 from leases import forgetting, hold
 from leases.errors import DatabaseForgot, LeaseLost, StaleToken
@@ -32,6 +33,28 @@ def test_nothing_is_leased_on_another_timeline_until_put_right() -> None:
     assert not Intervention.objects.exists()
     assert forgetting.put_right("default") == 1
     assert Intervention.objects.get().action == Intervention.Action.RAISE_FENCES
+    with hold("customer:1"):
+        pass
+
+
+def make_table_anew(model: type[Model]) -> None:
+    """Do what pg_restore --clean does: drop a table, create it, copy its rows back."""
+    rows = list(model._default_manager.all())
+    with connection.schema_editor() as editor:
+        editor.delete_model(model)
+        editor.create_model(model)
+    model._default_manager.bulk_create(rows)
+    connection.close()
+
+
+def test_nothing_is_leased_after_a_dump_was_restored_into_the_same_database_until_put_right() -> None:
+    with hold("customer:1"):
+        pass
+    make_table_anew(DatabaseIdentity)
+    with pytest.raises(DatabaseForgot) as forgot, hold("customer:1"):
+        pytest.fail("leased on a restored database that may have lost its fences")
+    assert forgot.value.stored[:3] == forgot.value.found[:3]
+    assert forgetting.put_right("default") == 1
     with hold("customer:1"):
         pass
 

@@ -4,7 +4,7 @@ import shutil
 import socket
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -116,6 +116,42 @@ def test_promoted_replica_that_missed_a_takeover_leases_nothing_until_put_right(
                 assert Entry.objects.using(ALIAS).count() == 0
         finally:
             replica.stop()
+
+
+def dump_and_restore(server: PostgresServer, folder: Path) -> None:
+    def run(tool: str, *arguments: str) -> None:
+        program = server._binaries.postgres.with_name(tool)
+        where = ["-h", "127.0.0.1", "-p", str(server.port), "-U", "postgres"]
+        subprocess.run([program, *where, *arguments], check=True, capture_output=True)
+
+    run("pg_dump", "-Fc", "-f", str(folder / "dump"), server.database)
+    connections[ALIAS].close()
+    run("dropdb", "--force", server.database)
+    run("createdb", server.database)
+    run("pg_restore", "-d", server.database, str(folder / "dump"))
+
+
+def copy_as_template(server: PostgresServer, folder: Path) -> None:
+    connections[ALIAS].close()
+    where = f"host=127.0.0.1 port={server.port} user=postgres dbname=postgres"
+    with psycopg.connect(where, autocommit=True) as admin:
+        admin.execute(f"CREATE DATABASE copied TEMPLATE {server.database}")
+        admin.execute(f"DROP DATABASE {server.database} WITH (FORCE)")
+        admin.execute(f"ALTER DATABASE copied RENAME TO {server.database}")
+
+
+@pytest.mark.parametrize("restore", [dump_and_restore, copy_as_template])
+def test_backup_restored_on_the_same_server_leases_nothing_until_put_right(
+    server: PostgresServer, tmp_path: Path, restore: Callable[[PostgresServer, Path], None]
+) -> None:
+    with hold("customer:1", using=ALIAS):
+        pass
+    restore(server, tmp_path)
+    with pytest.raises(DatabaseForgot), hold("customer:1", using=ALIAS):
+        pytest.fail("leased on a restored database that may have lost its fences")
+    assert forgetting.put_right(ALIAS) == 1
+    with hold("customer:1", using=ALIAS):
+        pass
 
 
 def start_standby_and_promote(replica: PostgresServer, scratch: Scratch) -> None:

@@ -69,6 +69,24 @@ def test_nothing_is_sent_after_a_promotion_until_the_command_has_run(
     decide(Action.ARRIVED, message.id, reason="in the server's log", by="eve")
 
 
+def test_nothing_is_sent_after_a_dump_was_restored_into_the_same_database(
+    mail_server: MailServer, publish: Publish, drain: Drain
+) -> None:
+    drain()
+    publish()
+    [identity] = DatabaseIdentity.objects.all()
+    # What pg_restore --clean does to a table.
+    with connection.schema_editor() as editor:
+        editor.delete_model(DatabaseIdentity)
+        editor.create_model(DatabaseIdentity)
+    identity.save(force_insert=True)
+    connection.close()
+    assert drain().database_forgot
+    assert not mail_server.received
+    after_failover()
+    assert drain().database_forgot == ""
+
+
 def test_what_was_never_due_is_left_and_what_is_sent_stays_sent(
     mail_server: MailServer, publish: Publish, drain: Drain
 ) -> None:
