@@ -74,6 +74,13 @@ def stamp(name: str) -> None:
 
 
 @dramatiq.actor(queue_name=QUEUE)
+@once("quick:{name}")
+def quick(name: str) -> None:
+    leave(name)
+    time.sleep(0.001)
+
+
+@dramatiq.actor(queue_name=QUEUE)
 @once("slow:{name}")
 def slow(name: str) -> None:
     leave(name)
