@@ -5,12 +5,14 @@ none. The trigger refuses whatever does not come through here: raw SQL, other pr
 """
 
 import secrets
+import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, ClassVar, Self, TypeVar, cast
 
 from django.db import models, router
+from django.db.models.query import ModelIterable
 from django.db.models.signals import class_prepared
 
 from leases.bypassing import is_bypassed
@@ -27,8 +29,38 @@ _HERE = secrets.token_hex(8)
 M = TypeVar("M", bound="FencedModel")
 
 
+class _Reading(threading.local):
+    """When the query began whose rows this thread is making into instances."""
+
+    began: float | None = None
+
+
+_reading = _Reading()
+
+
+class _TimedIterable(ModelIterable):  # type: ignore[type-arg]  # generic in the stubs only
+    """Instances that know when their query began: of an `iterator()`, rows may come out long after they were read."""
+
+    def __iter__(self) -> Iterator[Any]:
+        began = boottime()
+        rows = super().__iter__()
+        while True:
+            outer, _reading.began = _reading.began, began
+            try:
+                row = next(rows, None)
+            finally:
+                _reading.began = outer
+            if row is None:
+                return
+            yield row
+
+
 class FencedQuerySet(models.QuerySet[M]):
     """A queryset whose writes run in a transaction that presents the leases they are made under."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._iterable_class = _TimedIterable
 
     def bulk_create(self, objs: Iterable[M], *args: Any, **kwargs: Any) -> list[M]:
         rows = list(objs)
@@ -128,9 +160,9 @@ class FencedModel(models.Model):
 
     @classmethod
     def from_db(cls, db: str | None, field_names: Collection[str], values: Collection[Any], **kwargs: Any) -> Self:
-        started = boottime()
+        began = boottime() if _reading.began is None else _reading.began
         instance = super().from_db(db, field_names, values, **kwargs)
-        instance._agree(started)
+        instance._agree(began)
         return instance
 
     def refresh_from_db(self, *args: Any, **kwargs: Any) -> None:

@@ -1,9 +1,12 @@
 """A fresh token does not write what was read before its lease was granted."""
 
 import pickle
+import threading
 from copy import copy as copied
+from typing import Any
 
 import pytest
+from django.db import models
 
 from leases import fenced, hold
 from leases.clock import boottime
@@ -11,6 +14,7 @@ from leases.errors import NotHeld, StaleInstance
 from tests.leases.test_fenced import existing
 from tests.leases.threads import in_thread
 from tests.ledger.models import Account, Entry
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -55,6 +59,47 @@ def test_instance_out_of_a_cache_is_not_new_because_another_machines_clock_is_ah
         with pytest.raises(StaleInstance):
             pickle.loads(pickled).save()  # noqa: S301  # made above
         copied(Entry.objects.get(pk=entry.pk)).save()
+
+
+def test_rows_of_an_iterator_begun_before_the_lease_are_stale_though_they_come_out_under_it(
+    account: Account, resource: str
+) -> None:
+    first = existing(account)
+    second = existing(account)
+    rows = Entry.objects.select_related("account").order_by("pk").iterator()
+    assert next(rows) == first
+    changed_since(second, resource)
+    with hold(resource):
+        with pytest.raises(StaleInstance):
+            next(rows).save()
+        next(Entry.objects.filter(pk=second.pk).iterator()).save()
+    assert Entry.objects.get(pk=second.pk).memo == "newer"
+
+
+def test_row_of_a_query_begun_in_another_thread_before_the_lease_is_stale(account: Account, resource: str) -> None:
+    entry = existing(account)
+    reading, granted = threading.Event(), threading.Event()
+
+    def late(value: object, *args: object) -> object:
+        reading.set()
+        assert granted.wait(10)
+        return value
+
+    class Late(models.Value):
+        """A column that comes when it is let go on; its query has begun by then."""
+
+        def get_db_converters(self, connection: object) -> list[Any]:
+            return [late]
+
+    read: list[Entry] = []
+    with in_thread(lambda: read.extend(Entry.objects.annotate(late=Late(1)))):
+        assert reading.wait(10)
+        changed_since(entry, resource)
+        with hold(resource):
+            granted.set()
+            wait_until(lambda: read)
+            with pytest.raises(StaleInstance):
+                read[0].save()
 
 
 def moved_while_another_wrote(entry: Entry, resource: str) -> Entry:
