@@ -44,7 +44,7 @@ class Counts:
     expired_under_holder: int
     stale_refused: int
     wasted_s: float
-    seconds: float
+    done_s: float
 
     @property
     def second_invoices(self) -> int:
@@ -59,9 +59,9 @@ def count(
     tax_log: Path,
     timeline: Timeline,
     ttl_s: float,
-    seconds: float,
+    done_s: float,
 ) -> Counts:
-    """Count one side, whose run took `seconds`."""
+    """Count one side, which had invoiced and mailed all after `done_s`."""
     with psycopg.connect(database_url) as connection:
         addresses: dict[int, str] = dict(connection.execute("SELECT id, email FROM billing_customer").fetchall())
         invoices: Counter[int] = Counter(dict(connection.execute(books.invoices.encode()).fetchall()))
@@ -81,7 +81,7 @@ def count(
         expired_under_holder=timeline.expired_under_holder(ttl_s, renews=books.renews),
         stale_refused=timeline.stale_refused(),
         wasted_s=_asked_again_s(tax_log),
-        seconds=seconds,
+        done_s=done_s,
     )
 
 

@@ -23,7 +23,7 @@ ROWS: list[tuple[str, Callable[[Counts], int | float]]] = [
     ("leases expired under a running holder", lambda counts: counts.expired_under_holder),
     ("stale holders refused", lambda counts: counts.stale_refused),
     ("wasted seconds of work", lambda counts: counts.wasted_s),
-    ("seconds in all", lambda counts: counts.seconds),
+    ("seconds until all was invoiced and mailed", lambda counts: counts.done_s),
 ]
 
 

@@ -87,10 +87,13 @@ class Pace:
 
 @dataclass(frozen=True)
 class Progress:
+    """How far a side is after `seconds`; `done_s` is after how many all was invoiced and mailed, once it is."""
+
     invoiced: int
     freezes: int
     kills: int
     seconds: float
+    done_s: float | None
 
 
 @dataclass(frozen=True)
@@ -143,10 +146,10 @@ def play(
             while True:
                 missing = dispatcher.pass_once()
                 seconds = time.monotonic() - began
-                progress(Progress(len(lines) - missing, crew.freezes, crew.kills, seconds))
                 on_its_way = database.execute(side.drained.encode()).fetchone()
                 done = not missing and on_its_way == (0,)
                 done_s = (done_s or seconds) if done else None
+                progress(Progress(len(lines) - missing, crew.freezes, crew.kills, seconds, done_s))
                 over = seconds > pace.faults_until_s and not crew.is_struck
                 settled = done and over and not dispatcher.unfinished()
                 if settled or seconds > give_up_s:
@@ -161,7 +164,7 @@ def play(
         tax_log=tax_log,
         timeline=lived,
         ttl_s=pace.ttl_s,
-        seconds=round(done_s or seconds, 1),
+        done_s=round(done_s or seconds, 1),
     )
     return Played(counts, lived, settled)
 

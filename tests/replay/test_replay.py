@@ -1,6 +1,7 @@
 """A short replay with real processes, and what its exit code says."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -29,7 +30,7 @@ GOOD = Counts(
     expired_under_holder=1,
     stale_refused=1,
     wasted_s=1.0,
-    seconds=9.0,
+    done_s=9.0,
 )
 
 
@@ -39,6 +40,9 @@ def test_short_replay_hurts_the_naive_lock_and_nobody_else(processes: Processes,
     assert replay.wait(300) == 0, replay.output()
     result = json.loads(replay.output().splitlines()[-1])
     naive, ours = result["naive"], result["ours"]
+    # The last line of the progress says what the table counts.
+    said = re.findall(r"all invoiced and mailed after ([\d.]+) s$", replay.output(), re.MULTILINE)
+    assert float(said[-1]) == ours["done_s"]
     assert naive["customers"] == ours["customers"] == ours["invoices"] == 12
     assert naive["invoices"] > 12
     assert naive["second_emails"] > 0

@@ -151,6 +151,7 @@ class ProgressLine:
         self._command = command
         self._customers = customers
         self._on_terminal = command.stderr.isatty()
+        self._latest, self._shown = "", ""
         self._shown_at = 0.0
 
     def show(self, now: Progress) -> None:
@@ -160,12 +161,17 @@ class ProgressLine:
             f"  {now.seconds:3.0f} s  {now.invoiced} of {counted(self._customers, 'customer')} invoiced, "
             f"{counted(now.freezes, 'freeze')}, {counted(now.kills, 'kill')}"
         )
+        if now.done_s is not None:
+            text += f"; all invoiced and mailed after {now.done_s:.1f} s"
+        self._latest = text
         if self._on_terminal:
             self._command.stderr.write(f"\r\x1b[K{text}", ending="")
         elif time.monotonic() - self._shown_at > PLAIN_LINE_SECONDS:
             self._command.stderr.write(text)
-            self._shown_at = time.monotonic()
+            self._shown, self._shown_at = text, time.monotonic()
 
     def end(self) -> None:
         if self._on_terminal:
             self._command.stderr.write("")
+        elif self._shown != self._latest:
+            self._command.stderr.write(self._latest)
