@@ -150,6 +150,7 @@ class Statements:
             return rows
 
 
-def text(value: str, limit: int = 2000) -> str:
-    """What a receiver said, as PostgreSQL can store it: a stray byte in an answer must not undo its mark."""
-    return value.replace("\0", "").encode("utf-8", "replace").decode()[:limit]
+def text(value: object, limit: int = 2000) -> str:
+    """What a receiver said, as PostgreSQL can store it: a stray byte in an answer must not undo its mark, nor must a
+    channel that gives a number or an exception for words."""
+    return str(value).replace("\0", "").encode("utf-8", "replace").decode()[:limit]

@@ -29,6 +29,7 @@ logger = logging.getLogger("outbox.drain")
 
 FIRST_BACKOFF = 0.1
 LONGEST_BACKOFF = 10.0
+LONGEST_WAIT_STOPPING = 1.0
 MEASURE_EVERY = 15.0
 
 
@@ -110,7 +111,8 @@ class Drainer:
 
     def stop(self) -> None:
         """End soon: nothing new is started. May be called from a signal handler or another thread."""
-        self._stopped_at = boottime()
+        if not self._stopping.is_set():
+            self._stopped_at = boottime()
         self._stopping.set()
         self._inbox.put(Word.STOP)
 
@@ -119,7 +121,11 @@ class Drainer:
         self._inbox.put(Word.WAKE)
 
     def run(self) -> Report:
-        """Drain. Returns what was done; a lost database ends it only when stopping, or when not watching."""
+        """Drain. Returns what was done; a lost database ends it only when stopping, or when not watching.
+
+        Any other exception stops it like `stop()`, and is raised when what is in hand is finished and marked.
+        """
+        failure: Exception | None = None
         if self._listener:
             self._listener.start()
         try:
@@ -129,18 +135,27 @@ class Drainer:
                 try:
                     self._turn()
                     self._backoff = 0.0
-                    self._progress(self.report.tally)
+                    if failure is None and not any(lane.hangs for lane in self._lanes):
+                        self._progress(self.report.tally)
                 # InternalError: a connection that outlived a failover leads to a standby, which is read-only.
                 except (OperationalError, InterfaceError, InternalError) as error:
                     if not self._survives(error):
                         self.report.database_lost = True
                         break
+                except Exception as error:
+                    if failure is not None:
+                        raise
+                    failure = error
+                    logger.exception("stops, and marks what is in hand first")
+                    self.stop()
         finally:
             self._stopping.set()
             if self._listener:
                 self._listener.end()
             for lane in self._lanes:
                 lane.close()
+        if failure is not None:
+            raise failure
         return self.report
 
     def _turn(self) -> None:
@@ -183,16 +198,25 @@ class Drainer:
         return not (self._until is Until.ONE_BATCH and lane.claims) and not (self._until is Until.EMPTY and lane.empty)
 
     def _done(self) -> bool:
+        if self._stopped_too_long_ago and not any(lane.has_news for lane in self._lanes):
+            return True
         if any(lane.busy for lane in self._lanes):
             return False
         if self._stopping.is_set() or self._left == 0:
             return True
         return self._until is not Until.STOPPED and not any(self._may_claim(lane) for lane in self._lanes)
 
+    @property
+    def _stopped_too_long_ago(self) -> bool:
+        """Whether no claim from before the stop can still be running: what is in hand now hangs, and is swept."""
+        return self._stopping.is_set() and boottime() - self._stopped_at > self._claim_ttl.total_seconds()
+
     def _wait(self) -> float:
         """Seconds until something is to be done without being told."""
         if self._done() or any(lane.has_news for lane in self._lanes):
             return 0.0
+        if self._stopping.is_set():
+            return LONGEST_WAIT_STOPPING
         now = time.monotonic()
         waits = [self._sweeper.wait()]
         waits += [lane.idle_for() for lane in self._lanes if lane.could_take_more and self._may_claim(lane)]
@@ -225,7 +249,7 @@ class Drainer:
     def _survives(self, error: Exception) -> bool:
         """Wait before the next try, longer each time; False when it is time to give up."""
         connections[self._using].close()
-        if self._stopping.is_set() and boottime() - self._stopped_at > self._claim_ttl.total_seconds():
+        if self._stopped_too_long_ago:
             return False
         if self._until is not Until.STOPPED and self._backoff >= LONGEST_BACKOFF:
             return False

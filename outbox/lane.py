@@ -90,6 +90,11 @@ class Lane:
         return bool(self._marks)
 
     @property
+    def hangs(self) -> bool:
+        """Whether a send goes on beyond its claim, which its channel's `send_timeout` rules out."""
+        return self._senders.hang
+
+    @property
     def empty(self) -> bool:
         """Whether its last claim found less than it asked for."""
         return self._next_claim > 0

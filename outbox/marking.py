@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
 from datetime import timedelta
 
-from django.db import DataError, IntegrityError
+from django.db import InterfaceError, InternalError, OperationalError, ProgrammingError
 
 from outbox import metrics, retries, signals
 from outbox.channels.base import Answer, Channel, Outcome
@@ -16,6 +16,9 @@ from outbox.senders import Answered
 logger = logging.getLogger("outbox.drain")
 
 NO_DELAY = timedelta(0)
+
+# What says something of the database; anything else says that one answer cannot be written as it is.
+_OF_THE_DATABASE = (OperationalError, InterfaceError, InternalError, ProgrammingError)
 
 
 class Marks:
@@ -65,7 +68,12 @@ class Marks:
                 answered[:] = [one for one in answered if one.parcel.id not in accepted]
                 ids = ()
             while answered:
-                self._mark_unsent(answered_claim, answered[0])
+                try:
+                    self._mark_unsent(answered_claim, answered[0])
+                except _OF_THE_DATABASE:
+                    raise
+                except Exception:
+                    logger.exception("cannot mark %s; it will be in doubt", answered[0].parcel.id)
                 answered.pop(0)
             if answered_ids:
                 del self._answered[answered_claim]
@@ -81,7 +89,9 @@ class Marks:
     ) -> dict[int, int]:
         try:
             sent, attempts = self._statements.mark_and_intend(accepted_claim, accepted, claim, ids)
-        except (DataError, IntegrityError):
+        except _OF_THE_DATABASE:
+            raise
+        except Exception:
             if not accepted:
                 raise
             if len(accepted) == 1 and not ids:

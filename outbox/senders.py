@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from outbox import metrics
-from outbox.channels.base import Answer, Channel, Outcome, Parcel
+from outbox.channels.base import Answer, Channel, Deadline, Outcome, Parcel
 from outbox.errors import DeadlinePassed, PermanentFailure
 
 logger = logging.getLogger("outbox.send")
@@ -40,6 +40,12 @@ class Senders:
         self._work: queue.SimpleQueue[tuple[int, Sequence[Parcel]] | None] = queue.SimpleQueue()
         self._count = count
         self._threads: list[threading.Thread] = []
+        self._sending: dict[int, Deadline] = {}
+
+    @property
+    def hang(self) -> bool:
+        """Whether a channel still has a message beyond the time in which it may hand it over."""
+        return any(deadline.remaining() <= 0 for deadline in list(self._sending.values()))
 
     def hand(self, claim: int, parcels: Sequence[Parcel]) -> None:
         """Give one micro-batch, whose intent is committed, to the next free thread."""
@@ -64,11 +70,22 @@ class Senders:
                 if self._stopping.is_set() or parcel.deadline.remaining() <= 0:
                     answer = Answer(Outcome.NOT_STARTED)
                 else:
-                    channel = channel or self._make_channel()
-                    answer = send(channel, parcel)
+                    self._sending[threading.get_ident()] = parcel.deadline
+                    channel, answer = self._send(channel, parcel)
+                    del self._sending[threading.get_ident()]
                 self._tell(Answered(parcel, claim, answer, last=parcel is parcels[-1]))
         if channel is not None:
             channel.close()
+
+    def _send(self, channel: Channel | None, parcel: Parcel) -> tuple[Channel | None, Answer]:
+        if channel is None:
+            try:
+                channel = self._make_channel()
+            except BaseException as error:  # as in send(); nothing was handed over yet
+                logger.exception("channel %s cannot be made", parcel.channel, extra={"outbox_id": parcel.id})
+                detail = f"its channel cannot be made: {type(error).__name__}: {error}"
+                return None, Answer(Outcome.NOT_HANDED_OVER, detail, unreachable=True)
+        return channel, send(channel, parcel)
 
 
 def send(channel: Channel, parcel: Parcel) -> Answer:
@@ -76,6 +93,8 @@ def send(channel: Channel, parcel: Parcel) -> Answer:
     began = time.perf_counter()
     try:
         answer = channel.send(parcel)
+        if not isinstance(answer, Answer):
+            raise TypeError(f"send() returned {answer!r}, not an Answer")
     except DeadlinePassed as error:
         return Answer(Outcome.NOT_HANDED_OVER, str(error))
     except PermanentFailure as error:

@@ -4,6 +4,7 @@ import argparse
 import math
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 
 
 def whole(most: int) -> Callable[[str], int]:
@@ -39,6 +40,14 @@ def address(text: str) -> tuple[str, int]:
     if not host or not port.isascii() or not port.isdecimal() or int(port[:6]) > 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT, as in 127.0.0.1:9108")
     return host, int(port)
+
+
+def file(text: str) -> Path:
+    """Reads the name of a file that can be written, now or later."""
+    path = Path(text)
+    if not path.name or path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r} is not the name of a file")
+    return path
 
 
 def _number(text: str, least: float, most: float, unit: str) -> float:

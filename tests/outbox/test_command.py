@@ -1,8 +1,12 @@
 """What `manage.py drain_outbox` says, and its exit codes."""
 
+import contextlib
 import io
 import json
+import os
+import pty
 import re
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -89,6 +93,9 @@ def test_number_that_cannot_be_meant_is_refused_with_a_sentence(option: list[str
         (["drain_outbox", "--metrics", "here"], "is not HOST:PORT"),
         (["drain_outbox", "--metrics", "127.0.0.1:99999"], "is not HOST:PORT"),
         (["drain_outbox", "--metrics", "127.0.0.1:²"], "is not HOST:PORT"),
+        (["drain_outbox", "--health-file", ""], "is not the name of a file"),
+        (["drain_outbox", "--health-file", "/"], "is not the name of a file"),
+        (["drain_outbox", "--health-file", "."], "is not the name of a file"),
         (["drain_outbox", "--database", "nowhere"], "there is no database 'nowhere'"),
         (["outbox", "--database", "nowhere", "status"], "there is no database 'nowhere'"),
         (["outbox", "show", "#²"], "there is no message"),
@@ -147,6 +154,31 @@ def test_lost_database_ends_a_run_from_cron_with_its_own_code(
     assert "Traceback" not in process.output()
     assert "the database does not answer; what could not be marked" in process.output().splitlines()[-1]
     assert process.output().count("the database does not answer") < 12  # it backs off, and does not spin
+
+
+def test_health_file_that_is_a_link_stays_one(mail_server: MailServer, publish: Publish, tmp_path: Path) -> None:
+    link, target = tmp_path / "link", tmp_path / "target"
+    target.write_text("old")
+    link.symlink_to(target)
+    publish()
+    run("--until-empty", "--health-file", str(link))
+    assert link.is_symlink()
+    assert json.loads(target.read_text())["pid"] == os.getpid()
+
+
+def test_terminal_that_was_closed_leaves_nothing_in_doubt(
+    mail_server: MailServer, publish: Publish, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal, screen = pty.openpty()
+    lines = os.fdopen(screen, "w")
+    os.close(terminal)
+    monkeypatch.setattr(sys, "stderr", lines)
+    monkeypatch.setattr(lines, "isatty", lambda: True)  # as it was when the drainer was started
+    publish()
+    assert run("--until-empty")[1] == 0
+    assert Message.objects.get().state == State.SENT
+    with contextlib.suppress(OSError):
+        lines.close()
 
 
 def test_health_file_that_cannot_be_written_leaves_nothing_in_doubt(

@@ -90,7 +90,9 @@ class Command(BaseCommand):
         )
         parser.add_argument("--dry-run", action="store_true", help="say what is due; change nothing")
         parser.add_argument("--json", action="store_true", help="one JSON object on stdout at the end")
-        parser.add_argument("--health-file", type=Path, metavar="FILE", help="rewritten as long as it makes progress")
+        parser.add_argument(
+            "--health-file", type=arguments.file, metavar="FILE", help="rewritten as long as it makes progress"
+        )
         parser.add_argument(
             "--metrics",
             type=arguments.address,
@@ -182,15 +184,22 @@ class _Progress:
         if self._health_file:
             self._write(self._health_file, tally)
         if self._tty:
-            sys.stderr.write(f"\r{_sentence(tally)}\x1b[K\r")
+            try:
+                sys.stderr.write(f"\r{_sentence(tally)}\x1b[K\r")
+            except (OSError, ValueError):  # the terminal was closed, and nobody reads it any more
+                self._tty = False
 
     def _write(self, health_file: Path, tally: Counter[str]) -> None:
         now = datetime.now(UTC).isoformat()
-        new = health_file.with_name(f"{health_file.name}.{os.getpid()}")
         try:
+            health_file = Path(os.path.realpath(health_file))  # a link stays one
+            new = health_file.with_name(f"{health_file.name}.{os.getpid()}")
             new.write_text(json.dumps({"at": now, "pid": os.getpid(), **tally}) + "\n")
             new.replace(health_file)
-        except OSError as error:  # a full disk must not leave what is in hand in doubt; the file gets old, and says so
+        except (
+            OSError,
+            ValueError,
+        ) as error:  # a full disk must not leave what is in hand in doubt; the file gets old, and says so
             logger.error("cannot write the health file: %s", error)
 
 

@@ -1,0 +1,131 @@
+"""A channel of a project's own that does something odd: its message has a fate, and no neighbour suffers."""
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+
+import outbox
+from outbox.drain import Report, Until
+from outbox.models import Message, State
+from tests.waiting import wait_until
+
+from .conftest import drainer
+from .odd_channels import Hangs
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+Drain = Callable[..., Report]
+
+
+@pytest.fixture(autouse=True)
+def _configured(settings: Any) -> None:
+    configure(settings, "OddChannel")
+
+
+def configure(settings: Any, name: str) -> None:
+    settings.OUTBOX_CHANNELS = {"odd": {"BACKEND": f"tests.outbox.odd_channels.{name}"}}
+
+
+def publish(key: str, answer: str = "yes") -> None:
+    with transaction.atomic():
+        outbox.publish("odd", {"answer": answer}, dedupe_key=key)
+
+
+def states() -> dict[str, str]:
+    return dict(Message.objects.values_list("dedupe_key", "state"))
+
+
+@pytest.mark.parametrize("concurrency", [1, 8])
+@pytest.mark.parametrize(
+    ("answer", "fate"),
+    [
+        ("none", State.IN_DOUBT),
+        ("number", State.SENT),
+        ("list", State.SENDING),  # cannot be written; the sweep puts it in doubt
+        ("error", State.PENDING),
+        ("ages", State.SENDING),
+        ("lost", State.IN_DOUBT),
+    ],
+)
+def test_odd_answer_has_its_fate_and_no_neighbour_suffers(
+    answer: str, fate: str, concurrency: int, drain: Drain
+) -> None:
+    for number in range(3):
+        publish(f"before {number}")
+    publish("odd", answer)
+    for number in range(3):
+        publish(f"after {number}")
+    drain(channel="odd", concurrency=concurrency)
+    found = states()
+    assert found.pop("odd") == fate
+    assert set(found.values()) == {State.SENT}
+
+
+def test_words_of_an_odd_answer_are_kept(drain: Drain) -> None:
+    publish("number", "number")
+    publish("none", "none")
+    publish("error", "error")
+    drain(channel="odd")
+    assert Message.objects.get(dedupe_key="number").provider_id == "4711"
+    assert "None, not an Answer" in Message.objects.get(dedupe_key="none").last_error
+    assert Message.objects.get(dedupe_key="error").last_error == "boom"
+
+
+def test_channel_that_cannot_be_made_in_a_thread_costs_no_attempt_and_stops_nobody(drain: Drain, settings: Any) -> None:
+    configure(settings, "LoginFails")
+    for number in range(3):
+        publish(f"k{number}")
+    drain(channel="odd")
+    assert set(Message.objects.values_list("state", "attempts")) == {(State.PENDING, 0)}
+    assert "login failed" in Message.objects.first().last_error  # type: ignore[union-attr]
+    configure(settings, "OddChannel")
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE outbox_message SET available_at = clock_timestamp()")
+    drain(channel="odd")
+    assert set(states().values()) == {State.SENT}
+
+
+def test_failure_of_the_loop_is_raised_after_what_is_in_hand_was_marked() -> None:
+    def fail(tally: Counter[str]) -> None:
+        if tally["claimed"]:
+            raise RuntimeError("the loop fails")
+
+    for number in range(4):
+        publish(f"k{number}")
+    with pytest.raises(RuntimeError, match="the loop fails"):
+        drainer(channel="odd", batch_size=4, until=Until.STOPPED, progress=fail).run()
+    # One thread had one message in hand; the others were given back.
+    assert Counter(states().values()) == {State.SENT: 1, State.PENDING: 3}
+
+
+@pytest.fixture
+def hanging(settings: Any) -> Iterator[None]:
+    configure(settings, "Hangs")
+    yield
+    Hangs.goes_on.set()
+    wait_until(lambda: not any(thread.name.startswith("outbox-sender") for thread in threading.enumerate()))
+
+
+def test_send_that_hangs_beyond_its_claim_makes_no_progress_and_the_drainer_can_be_stopped(hanging: None) -> None:
+    progressed: list[int] = []
+    publish("k")
+    busy = drainer(
+        channel="odd", until=Until.STOPPED, claim_ttl=2, progress=lambda tally: progressed.append(tally["claimed"])
+    )
+
+    def run() -> None:
+        busy.run()
+        connection.close()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    wait_until(lambda: states() == {"k": State.IN_DOUBT})  # swept by itself
+    seen = len(progressed)
+    busy.stop()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert len(progressed) == seen
