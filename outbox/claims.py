@@ -17,6 +17,9 @@ from outbox.statements import statement
 # Two clocks measure a claim; the drainer stops this share of its length before the database would.
 MARGIN = 0.1
 
+# The server hangs up on a drainer that does not go on reading what it claims; a third of the claim if that is shorter.
+LONGEST_READING = timedelta(seconds=10)
+
 # A row that another drainer's claim just looks at is free again within milliseconds.
 TRIES_FOR_LOCKED = 6
 PAUSE_FOR_LOCKED_S = 0.01
@@ -60,7 +63,9 @@ class Statements:
     def claim(self, channel: str, *, limit: int, ttl: timedelta, drainer: str) -> Claim | None:
         """Take up to `limit` due messages; None when none is due."""
         start = boottime()  # before the database starts to count, so that this deadline is the earlier one
-        rows = self._rows("claim", {"channel": channel, "limit": limit, "ttl": ttl, "drainer": drainer})
+        reading_ms = round(min(ttl / 3, LONGEST_READING).total_seconds() * 1000)
+        values = {"channel": channel, "limit": limit, "ttl": ttl, "drainer": drainer, "reading_ms": reading_ms}
+        rows = self._rows("claim", values)
         if not rows:
             return None
         rows.sort(key=lambda row: (-row[4], row[1]))

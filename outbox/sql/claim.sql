@@ -4,6 +4,8 @@
 -- = ANY(ARRAY(...)): the inner SELECT runs once. With IN, a nested loop may run it again and claim more than the limit.
 -- statement_timestamp(): the database's clock, and stable, so that the index ends the scan at the last due row.
 -- There is no "id > last": a lower id may commit after a higher one.
+-- tcp_user_timeout: the rows are sent before the commit. A drainer that is frozen and reads them no more would keep them
+-- locked: no other drainer would take them, and whoever cancels one would wait. So the server hangs up on it.
 -- Gives the claimed rows, in no particular order; lag is how long each has been due, in seconds.
 UPDATE outbox_message
    SET state = 'claimed',
@@ -15,6 +17,7 @@ UPDATE outbox_message
            FROM outbox_message
           WHERE state = 'pending' AND channel = %(channel)s AND available_at <= statement_timestamp()
             AND coalesce(least(deadline_at, resend_until) > clock_timestamp(), true)
+            AND (SELECT set_config('tcp_user_timeout', %(reading_ms)s::text, true)) IS NOT NULL
           ORDER BY available_at, id
           LIMIT %(limit)s
             FOR UPDATE SKIP LOCKED))

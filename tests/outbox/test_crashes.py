@@ -185,6 +185,48 @@ def test_drainer_killed_while_its_statement_has_not_committed(
     assert arrivals(mail_server, keys) == Counter(key for key in keys.values() if key not in in_doubt)
 
 
+@pytest.mark.parametrize(("statement", "state"), [("claim", "claimed"), ("mark_and_intend", "sending")])
+def test_drainer_frozen_while_its_statement_has_not_committed_holds_nothing_longer_than_its_claim(
+    statement: str,
+    state: str,
+    mail_server: MailServer,
+    publish: Publish,
+    drain: Drain,
+    processes: Processes,
+    drainer_env: dict[str, str],
+) -> None:
+    # More than the socket takes while nobody reads: the server is stuck in the middle of its answer, before it commits.
+    texts = {f"k{number}": str(number) * 2_000_000 for number in range(MESSAGES)}
+    messages: list[Any] = [publish(key, text=text) for key, text in texts.items()]
+    keys = {message.payload["message_id"]: message.dedupe_key for message in messages}
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = %s AND query LIKE %s"
+    with psycopg.connect(**_parameters(), autocommit=True) as other:
+        frozen = None
+        try:
+            other.execute(HOLD_UP.format(state))
+            other.execute("SELECT pg_advisory_lock(5)")
+            frozen = start(processes, drainer_env)
+            wait_until(lambda: other.execute(waiting, ["advisory", f"-- {statement}:%"]).fetchone() == (1,), 30)
+            frozen.freeze()
+            other.execute("SELECT pg_advisory_unlock(5)")
+            if statement == "claim":
+                wait_until(lambda: other.execute(waiting, ["ClientWrite", "-- claim:%"]).fetchone() == (1,), 10)
+            # While its rows are locked, a drainer finds nothing due, and a cancellation waits.
+            wait_until(lambda: drain() and not Message.objects.filter(state=State.PENDING).exists(), 20)
+            drained(drain)
+            in_doubt = list(Message.objects.exclude(state=State.SENT).values_list("dedupe_key", flat=True))
+            assert in_doubt == (["k0"] if state == "sending" else [])
+            frozen.thaw()
+            frozen.wait()
+            drained(drain)
+        finally:
+            if frozen is not None:
+                frozen.kill()
+            other.execute("DROP FUNCTION hold_up CASCADE")
+    assert arrivals(mail_server, keys) == Counter(keys.values())
+    assert set(Message.objects.values_list("state", flat=True)) == {State.SENT}
+
+
 @pytest.mark.parametrize(
     ("how", "step", "times"),
     [("send-then-mark", "outbox.handed_over", 2), ("mark-then-send", "outbox.marked", 0)],
