@@ -104,7 +104,24 @@ class Marks:
         if accepted:
             metrics.outcome(self._channel.name, Outcome.ACCEPTED.value, len(accepted))
             self._too_late(accepted_claim, set(accepted) - sent, Outcome.ACCEPTED)
+            for id, answer in accepted.items():
+                if answer.refused and id in sent:
+                    self._tell_of_refused(accepted_claim, id, answer)
         return attempts
+
+    def _tell_of_refused(self, claim: int, id: int, answer: Answer) -> None:
+        metrics.recipients_refused(self._channel.name, len(answer.refused))
+        logger.warning(
+            "message %d was accepted, but not for all: %s",
+            id,
+            "; ".join(f"{who}: {why}" for who, why in answer.refused.items()),
+            extra={
+                "event": "outbox.recipient_refused",
+                "outbox_id": id,
+                "channel": self._channel.name,
+                "claim": claim,
+            },
+        )
 
     def _mark_unsent(self, claim: int, answered: Answered) -> None:
         parcel, answer = answered.parcel, answered.answer

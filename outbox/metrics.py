@@ -1,40 +1,42 @@
 """Metrics for Prometheus, in the default registry; without `prometheus_client` installed they cost and do nothing.
 
-| metric                           | labels           | counts or measures                                           |
-|----------------------------------|------------------|--------------------------------------------------------------|
-| `outbox_outcomes_total`          | channel, outcome | attempts by what became of them, as `Outcome` names them     |
-| `outbox_send_seconds`            | channel          | one attempt to hand over                                     |
-| `outbox_lag_seconds`             | channel          | from due to claimed, of the oldest in each batch             |
-| `outbox_parked_total`            | channel, state   | messages that came to wait for a person: in_doubt, dead      |
-| `outbox_swept_total`             | channel          | messages taken from a drainer that held them too long        |
-| `outbox_too_late_total`          | channel          | outcomes known after a newer claim or a decision             |
-| `outbox_breaker_open`            | channel          | hosts of this drainer's that are away                        |
-| `outbox_messages`                | channel, state   | unfinished: due, later, claimed, sending, in_doubt, dead |
-| `outbox_oldest_due_seconds`      | channel          | age of the oldest due message: alert on this one             |
-| `outbox_oldest_in_doubt_seconds` | channel          | age of the oldest message in doubt                           |
+| metric                            | labels           | counts or measures                                         |
+|-----------------------------------|------------------|------------------------------------------------------------|
+| `outbox_outcomes_total`           | channel, outcome | attempts by what became of them, as `Outcome` names them   |
+| `outbox_send_seconds`             | channel          | one attempt to hand over                                   |
+| `outbox_lag_seconds`              | channel          | from due to claimed, of the oldest in each batch           |
+| `outbox_parked_total`             | channel, state   | messages that came to wait for a person: in_doubt, dead    |
+| `outbox_swept_total`              | channel          | messages taken from a drainer that held them too long      |
+| `outbox_too_late_total`           | channel          | outcomes known after a newer claim or a decision           |
+| `outbox_recipients_refused_total` | channel          | recipients refused for good of messages that were accepted |
+| `outbox_breaker_open`             | channel          | hosts of this drainer's that are away                      |
+| `outbox_messages`                 | channel, state   | unfinished: due, later, claimed, sending, in_doubt, dead   |
+| `outbox_oldest_due_seconds`       | channel          | age of the oldest due message: alert on this one           |
+| `outbox_oldest_in_doubt_seconds`  | channel          | age of the oldest message in doubt                         |
 
 The last three are what the database says, asked every 15 s by a drainer that serves metrics.
 
 The steps of the protocol are log lines of the logger `outbox`, each with `extra={"event": ...}`:
 
-| event                    | level    | when                                                                       |
-|--------------------------|----------|----------------------------------------------------------------------------|
-| `outbox.claimed`         | INFO     | a batch is this drainer's (`claim`, `outbox_ids`)                          |
-| `outbox.intent`          | INFO     | these are committed as being sent, nothing has left yet                    |
-| `outbox.handed_over`     | INFO     | the receiver has it, nothing is marked yet (`outbox_id`)                   |
-| `outbox.marking`         | INFO     | just before the outcomes are written down                                  |
-| `outbox.marked`          | INFO     | they are written down                                                      |
-| `outbox.retried`         | INFO     | refused for now, or not handed over; it is tried again                     |
-| `outbox.in_doubt`        | ERROR    | the outcome is unknown; a person decides                                   |
-| `outbox.dead`            | ERROR    | refused for good, or out of attempts or time                               |
-| `outbox.swept`           | WARNING  | taken from a drainer that held it too long, and due again                  |
-| `outbox.too_late`        | WARNING  | an outcome came after a newer claim or a decision, and changed nothing     |
-| `outbox.breaker_opened`  | ERROR    | a receiver is away; it is tried rarely now (`host`)                        |
-| `outbox.breaker_closed`  | INFO     | it is back                                                                 |
-| `outbox.decided`         | WARNING  | a person decided (`action`)                                                |
-| `outbox.database_lost`   | ERROR    | the database does not answer; said at every try                            |
-| `outbox.database_forgot` | CRITICAL | the database lost a part of its history; the drainer ends                  |
-| `outbox.put_right`       | WARNING  | a person accepted the database as it is (`parked`)                         |
+| event                      | level    | when                                                                   |
+|----------------------------|----------|------------------------------------------------------------------------|
+| `outbox.claimed`           | INFO     | a batch is this drainer's (`claim`, `outbox_ids`)                      |
+| `outbox.intent`            | INFO     | these are committed as being sent, nothing has left yet                |
+| `outbox.handed_over`       | INFO     | the receiver has it, nothing is marked yet (`outbox_id`)               |
+| `outbox.recipient_refused` | WARNING  | accepted, but some of its recipients were refused for good             |
+| `outbox.marking`           | INFO     | just before the outcomes are written down                              |
+| `outbox.marked`            | INFO     | they are written down                                                  |
+| `outbox.retried`           | INFO     | refused for now, or not handed over; it is tried again                 |
+| `outbox.in_doubt`          | ERROR    | the outcome is unknown; a person decides                               |
+| `outbox.dead`              | ERROR    | refused for good, or out of attempts or time                           |
+| `outbox.swept`             | WARNING  | taken from a drainer that held it too long, and due again              |
+| `outbox.too_late`          | WARNING  | an outcome came after a newer claim or a decision, and changed nothing |
+| `outbox.breaker_opened`    | ERROR    | a receiver is away; it is tried rarely now (`host`)                    |
+| `outbox.breaker_closed`    | INFO     | it is back                                                             |
+| `outbox.decided`           | WARNING  | a person decided (`action`)                                            |
+| `outbox.database_lost`     | ERROR    | the database does not answer; said at every try                        |
+| `outbox.database_forgot`   | CRITICAL | the database lost a part of its history; the drainer ends              |
+| `outbox.put_right`         | WARNING  | a person accepted the database as it is (`parked`)                     |
 """
 
 import functools
@@ -68,6 +70,7 @@ _lag: Any = _Nothing()
 _parked: Any = _Nothing()
 _swept: Any = _Nothing()
 _too_late: Any = _Nothing()
+_recipients_refused: Any = _Nothing()
 _breaker: Any = _Nothing()
 _messages: Any = _Nothing()
 _oldest_due: Any = _Nothing()
@@ -85,6 +88,9 @@ else:
     _parked = Counter("outbox_parked", "Messages that came to wait for a person.", ["channel", "state"])
     _swept = Counter("outbox_swept", "Messages taken from a drainer that held them too long.", ["channel"])
     _too_late = Counter("outbox_too_late", "Outcomes known after a newer claim or a decision.", ["channel"])
+    _recipients_refused = Counter(
+        "outbox_recipients_refused", "Recipients refused of messages that were accepted.", ["channel"]
+    )
     _breaker = Gauge("outbox_breaker_open", "Hosts that are away.", ["channel"])
     _messages = Gauge("outbox_messages", "Unfinished messages.", ["channel", "state"])
     _oldest_due = Gauge("outbox_oldest_due_seconds", "Age of the oldest due message.", ["channel"])
@@ -116,6 +122,10 @@ def swept(channel: str) -> None:
 
 def too_late(channel: str, count: int) -> None:
     _too_late.labels(channel).inc(count)
+
+
+def recipients_refused(channel: str, count: int) -> None:
+    _recipients_refused.labels(channel).inc(count)
 
 
 def breaker(channel: str, open_hosts: int) -> None:

@@ -6,10 +6,11 @@ of the dot apart: a server that hangs up at MAIL and one that hangs up after the
 conversation are taken one by one here:
 
     connect, EHLO, TLS, login   fails: the server is not reachable, nothing was handed over
-    MAIL, RCPT, DATA            refused: as the server says; lost: nothing was handed over
+    MAIL, RCPT, DATA            refused: as the server says; lost: nothing was handed over. A recipient refused for
+                                good is left out, and one refused for now refuses the message for now
     530, 534, 535, 538, 454     at whatever step: the server takes no mail from us as we are set up, or log in now; that
                                 says nothing about this message, so it counts as a server that is not reachable
-    the text                    lost: nothing was handed over
+    the text                    lost, or the server speaks before the dot: nothing was handed over
     the final dot               from here on the server may have it
     the reply                   2yz accepted, 4yz refused for now, 5yz refused for good; anything else, or none: unknown
     QUIT                        whatever happens: the reply stands
@@ -19,6 +20,7 @@ import contextlib
 import re
 import smtplib
 import socket
+import ssl
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -36,6 +38,7 @@ DEFAULT_TIMEOUT_SECONDS = 60.0
 # RFC 4954 6: authentication required, mechanism too weak, credentials invalid, encryption required; 454: temporarily.
 _NOT_LET_IN = {530, 534, 535, 538, 454}
 _GOING_AWAY = 421  # RFC 5321 3.8: the server ends the connection, whatever the command was
+_OUT_OF_SEQUENCE = 503
 
 _LINE_END = re.compile(rb"\r\n|\r|\n")
 _LEADING_DOT = re.compile(rb"^\.", re.MULTILINE)
@@ -93,8 +96,15 @@ class SmtpConversation:
         """The conversation on an open connection; None when that turned out to be gone at its first word."""
         first_word = True
         try:
+            if is_reused and _has_spoken(smtp):
+                # Whatever it is, it would be taken for the answer to our next word.
+                self._abandon()
+                return None
             self._bound(smtp, deadline)
             code, reply = smtp.mail(mail_from)
+            if is_reused and code == _OUT_OF_SEQUENCE:
+                self._abandon()  # it has not forgotten the message before, which says nothing about this one
+                return None
             if code == _GOING_AWAY or code == -1:
                 self._abandon()
                 if is_reused:
@@ -108,22 +118,42 @@ class SmtpConversation:
             for rcpt_to in rcpt_tos:
                 self._bound(smtp, deadline)
                 code, reply = smtp.rcpt(rcpt_to)
-                if code // 100 != 2:
-                    refused[rcpt_to] = (code, _words(code, reply))
+                if code // 100 == 5 and code not in _NOT_LET_IN:
+                    refused[rcpt_to] = _words(code, reply)
+                elif code // 100 != 2:
+                    # Sent to the others now, it would never reach this one; and sent again, it would reach them twice.
+                    return self._refused(smtp, code, f"RCPT {rcpt_to}", reply)
             if len(refused) == len(rcpt_tos):
-                # One that was refused only for now may be taken later.
-                code = min(code for code, _ in refused.values())
-                return self._refused(smtp, code, "RCPT", "; ".join(words for _, words in refused.values()))
+                return self._refused(smtp, 550, "RCPT", "; ".join(refused.values()))
             self._bound(smtp, deadline)
             code, reply = smtp.docmd("DATA")
             if code != 354:
                 return self._refused(smtp, code, "DATA", reply)
-            self._bound(smtp, deadline)
-            smtp.send(_on_the_wire(data))
         except (OSError, smtplib.SMTPException) as error:
             self._abandon()
             return None if first_word else Answer(Outcome.NOT_HANDED_OVER, f"before the final dot: {_said(error)}")
-        return self._finish(smtp, {who: words for who, (_, words) in refused.items()}, deadline)
+        self._bound(smtp, deadline)
+        try:
+            smtp.sock.sendall(_on_the_wire(data))
+            may_end = not _has_spoken(smtp)
+        except OSError as error:
+            return self._end_early(smtp, _said(error), deadline)
+        return self._finish(smtp, refused, deadline) if may_end else self._end_early(smtp, "", deadline)
+
+    def _end_early(self, smtp: Any, failure: str, deadline: Deadline) -> Answer:
+        """The answer when the dot cannot or must not follow: what the server said before it is not the reply to it."""
+        try:
+            if _has_spoken(smtp):
+                self._bound(smtp, deadline)
+                code, reply = smtp.getreply()
+                if code // 100 in (4, 5):
+                    self._abandon()  # in the middle of a text even RSET would be part of it
+                    return self._refused(smtp, code, "the text", reply)
+                failure = failure or f"the server said {_words(code, reply)}"
+        except (OSError, smtplib.SMTPException) as error:
+            failure = failure or _said(error)
+        self._abandon()
+        return Answer(Outcome.NOT_HANDED_OVER, f"before the final dot: {failure}")
 
     def _finish(self, smtp: Any, refused: dict[str, str], deadline: Deadline) -> Answer:
         """The final dot and its reply: the point of no return."""
@@ -133,8 +163,7 @@ class SmtpConversation:
             smtp.sock.sendall(b".\r\n")
         except ConnectionError as error:
             # The kernel refused the dot: the connection was reset while the text was on its way.
-            self._abandon()
-            return Answer(Outcome.NOT_HANDED_OVER, f"before the final dot: {_said(error)}")
+            return self._end_early(smtp, _said(error), deadline)
         except OSError as error:
             self._abandon()
             return Answer(Outcome.UNKNOWN, f"while sending the final dot: {_said(error)}")
@@ -192,10 +221,8 @@ class SmtpConversation:
         words = f"{_words(code, reply)} (at {step})" if isinstance(reply, bytes) else reply
         permanent = code // 100 == 5
         try:
-            if code in (_GOING_AWAY, *_NOT_LET_IN) or code // 100 not in (4, 5):
+            if code in (_GOING_AWAY, *_NOT_LET_IN) or code // 100 not in (4, 5) or smtp.rset()[0] != 250:
                 self._abandon()
-            else:
-                smtp.rset()
         except (OSError, smtplib.SMTPException):
             self._abandon()
         if code // 100 not in (4, 5):
@@ -224,6 +251,18 @@ def _connected_by(connect: Callable[..., socket.socket], smtp_class: type[smtpli
     # Behind the given class, so that its TLS is on top of our connection.
     bases = (Connected,) if smtp_class is smtplib.SMTP else (smtp_class, Connected)
     return type(smtp_class.__name__, bases, {})
+
+
+def _has_spoken(smtp: Any) -> bool:
+    """Whether there is something of the server's that nobody has read, or it closed the connection. Does not wait."""
+    smtp.sock.settimeout(0)
+    try:
+        if smtp.file.peek(1) or isinstance(smtp.sock, ssl.SSLSocket):
+            return True
+        smtp.sock.recv(1, socket.MSG_PEEK)  # an empty peek is an end, or silence; TLS raises at silence
+    except (BlockingIOError, ssl.SSLWantReadError):
+        return False
+    return True
 
 
 def _on_the_wire(data: bytes) -> bytes:

@@ -7,6 +7,7 @@ many can be the bad one.
 import re
 import socket
 import socketserver
+import ssl
 import threading
 import time
 from dataclasses import dataclass
@@ -34,7 +35,11 @@ MODES = {
     "permfail",  # 554 after the dot
     "tempfail_rcpt",
     "permfail_rcpt",
-    "refuse_one",  # 550 for the recipients called "refused"
+    "refuse_one",  # 550 for the recipients called "refused", 450 for those called "busy"
+    "early_accept",  # 250 right behind the 354, and 554 after the dot
+    "early_refuse",  # 552 while the text comes, and no reading on
+    "answer_twice",  # 250 two times after the dot
+    "half_reset",  # RSET is answered 451 and resets nothing: the next MAIL on this connection gets 503
     "weird_reply",  # 250 with bytes no text column takes
     "drop_at_quit",
     "drop_when_idle",  # after every accepted mail
@@ -91,6 +96,7 @@ class _Conversation(socketserver.StreamRequestHandler):
         self._say(greetings.get(mode, b"220 test ESMTP"))
         mail_from = ""
         rcpt_tos: list[str] = []
+        in_transaction = False
         while line := self.rfile.readline():
             verb, _, rest = line.strip().partition(b" ")
             address = re.search(rb"<(.*)>", rest)
@@ -113,8 +119,12 @@ class _Conversation(socketserver.StreamRequestHandler):
                     if self.server.mode == "busy_at_mail":
                         self._say(b"421 too many messages")
                         self._hang_up()
+                    if in_transaction:
+                        self._say(b"503 nested MAIL command")
+                        continue
                     assert address
                     mail_from, rcpt_tos = address[1].decode(), []
+                    in_transaction = True
                     self._say(b"250 ok")
                 case b"RCPT":
                     assert address
@@ -122,7 +132,11 @@ class _Conversation(socketserver.StreamRequestHandler):
                     self._say(self._on_rcpt(rcpt_to, rcpt_tos))
                 case b"DATA":
                     self._on_data(mail_from, tuple(rcpt_tos))
-                case b"RSET" | b"NOOP":
+                    in_transaction = False
+                case b"RSET":
+                    in_transaction = self.server.mode == "half_reset"
+                    self._say(b"451 not now" if in_transaction else b"250 ok")
+                case b"NOOP":
                     self._say(b"250 ok")
                 case b"QUIT":
                     if self.server.mode == "drop_at_quit":
@@ -144,6 +158,8 @@ class _Conversation(socketserver.StreamRequestHandler):
             return b"450 mailbox busy"
         if mode == "permfail_rcpt" or rcpt_to.startswith("refused"):
             return b"550 no such user"
+        if rcpt_to.startswith("busy"):
+            return b"450 greylisted"
         rcpt_tos.append(rcpt_to)
         return b"250 ok"
 
@@ -151,15 +167,19 @@ class _Conversation(socketserver.StreamRequestHandler):
         mode = self._mode(rcpt_tos)
         if mode == "slow_at_data":
             time.sleep(self.server.delay)
-        self._say(b"354 go on")
+        self._say(b"354 go on\r\n250 early" if mode == "early_accept" else b"354 go on")
         if mode == "drop_at_data":
+            self._hang_up()
+        if mode == "early_refuse":
+            self.rfile.readline()
+            self._say(b"552 too big")
             self._hang_up()
         lines = []
         while (line := self.rfile.readline()) != b".\r\n":
             if not line or mode == "drop_before_dot":
                 self._hang_up()
             lines.append(line[1:] if line.startswith(b".") else line)
-        if mode in ("tempfail", "permfail"):
+        if mode in ("tempfail", "permfail", "early_accept"):
             self._say(b"451 try later" if mode == "tempfail" else b"554 5.7.1 spam")
             return
         self.server.received.append(Envelope(mail_from, rcpt_tos, b"".join(lines)))
@@ -173,7 +193,11 @@ class _Conversation(socketserver.StreamRequestHandler):
             time.sleep(self.server.delay)
         if mode == "slow":
             time.sleep(self.server.delay)
-        replies = {"nonsense_after_dot": b"hello?", "weird_reply": b"250 \0\xff\xfe queued"}
+        replies = {
+            "nonsense_after_dot": b"hello?",
+            "weird_reply": b"250 \0\xff\xfe queued",
+            "answer_twice": b"250 queued\r\n250 queued",
+        }
         self._say(replies.get(mode, b"250 queued as %d" % len(self.server.received)))
         if mode == "drop_when_idle":
             self._hang_up()
@@ -184,9 +208,11 @@ class MailServer(socketserver.ThreadingTCPServer):
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, mode: str = "accept") -> None:
+    def __init__(self, mode: str = "accept", tls: ssl.SSLContext | None = None) -> None:
         super().__init__(("127.0.0.1", 0), _Conversation)
         self.mode = mode
+        if tls:
+            self.socket = tls.wrap_socket(self.socket, server_side=True)
         self.delay = 0.2
         self.code = 535
         self.extensions: list[bytes] = []
