@@ -7,9 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
-from django.db import DatabaseError
-
-from leases import fence
 from leases.acquiring import acquire
 from leases.conf import conf
 from leases.errors import InvalidTtl
@@ -61,8 +58,8 @@ def hold(
 
     Raises LeaseBusy if another holder has it, LeaseUnavailable if Redis or the database does not answer, LeaseLost if
     the body ended well but the lease had been lost, InsideTransaction within an open transaction on that database,
-    InvalidResource, InvalidTtl, and LeaseCorrupt. The body's own exception is never masked, except that of an SQL
-    statement which was cancelled because the lease was lost: that is LeaseLost.
+    InvalidResource, InvalidTtl, and LeaseCorrupt. The body's own exception is never masked. In the body, LeaseLost is
+    raised by a statement that was cancelled because the lease is lost, or by the next one, or by `lease.check()`.
     """
     name = validated(resource)
     _validate_linger(linger)
@@ -83,10 +80,6 @@ def hold(
             )
             lease.check()
         ended_well = True
-    except DatabaseError as error:
-        if fence.sqlstate(error) == fence.QUERY_CANCELED and not lease.is_held:
-            lease.check()
-        raise
     finally:
         lease.release(linger=linger if ended_well else timedelta(0))
 

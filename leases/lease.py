@@ -60,13 +60,17 @@ class Lease:
     # What the job uses
 
     def check(self) -> None:
-        """Return if the lease is still held, else raise LeaseLost; cheap enough for every turn of a loop."""
+        """Return if the lease is still held, else raise LeaseLost; cheap enough for every turn of a loop.
+
+        Raised once in a thread, it lets the SQL that follows there pass, for whoever handles it.
+        """
         if self.process.pid != os.getpid():
             raise LeaseLost(self.resource, token=self.token, reason="it belongs to the process that forked this one")
         if self._ended is None and boottime() >= self.deadline:
             # A process that was frozen looks at its clock before its keeper does.
             self.lose(Incident.Detector.DEADLINE_PASSED)
         if self._ended is not None:
+            self.job.tell(self)
             raise LeaseLost(self.resource, token=self.token, reason=str(self._ended.label))
 
     def remaining(self) -> timedelta:

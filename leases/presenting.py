@@ -38,6 +38,7 @@ def presenting(leases: "Sequence[Lease]", using: str, *, savepoint: bool = True)
         metrics.stale_write_refused(stale.resource)
         for lease in leases:
             if lease.resource == stale.resource:
+                lease.job.tell(lease)
                 lease.lose(Incident.Detector.STALE_WRITE)
         raise
     except (DatabaseError, psycopg.Error) as error:

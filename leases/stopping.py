@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from django.db import connections
+from django.db import DatabaseError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from leases.errors import LeaseLost
+from leases import fence
 
 if TYPE_CHECKING:
     from leases.lease import Lease
@@ -45,6 +45,7 @@ class _Statement:
     def __init__(self, sql: object, *, in_transaction: bool) -> None:
         self._sql = sql
         self._in_transaction = in_transaction
+        self.is_cancelled = False
 
     def commits(self) -> bool:
         """Say whether it may write and is its own transaction, so that it ends with a commit."""
@@ -64,19 +65,23 @@ class _Work:
         self.told = False
 
     def execute(self, execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: Any) -> Any:
-        """Execute a statement unless the lease is lost; that is raised once, for handlers have their own to execute."""
+        """Execute a statement; raise LeaseLost instead, or in its place if it was cancelled, unless that was raised."""
         if isinstance(sql, str) and sql.startswith(_TRANSACTION_CONTROL):
             return execute(sql, params, many, context)
+        statement = _Statement(sql, in_transaction=self.connection.in_atomic_block)
         try:
             # In flight before it looks: a loss after that look finds it.
-            self.job.in_flight(self, _Statement(sql, in_transaction=self.connection.in_atomic_block))
+            self.job.in_flight(self, statement)
             if not self.told and not self.job.is_shielded:
-                try:
-                    self.lease.check()
-                except LeaseLost:
-                    self.told = True
-                    raise
+                self.lease.check()
+            elif not self.lease.is_held:
+                self.job.in_flight(self, None)
             return execute(sql, params, many, context)
+        except DatabaseError as error:
+            # One that ended by itself before its cancellation came told nobody: the next one does.
+            if statement.is_cancelled and fence.sqlstate(error) == fence.QUERY_CANCELED:
+                self.lease.check()
+            raise
         finally:
             # Twice, because the one asynchronous exception that a lost lease may raise can land in either.
             try:
@@ -133,7 +138,7 @@ class Job:
             for work in self._running[lease].values():
                 if work.statement is not None and not work.statement.commits():
                     running[work] = work.statement
-                    work.told = True
+                    work.statement.is_cancelled = True
                     self._cancel(work.connection)
             if not self._shields:
                 for interrupt in self._interrupts:
@@ -147,6 +152,12 @@ class Job:
                 running = {work: begun for work, begun in running.items() if work in works and work.statement is begun}
                 for work in running:
                     self._cancel(work.connection)
+
+    def tell(self, lease: "Lease") -> None:
+        """Count this thread as told of the loss of `lease`; called where that is raised."""
+        work = self._running.get(lease, {}).get(threading.get_ident())
+        if work is not None:
+            work.told = True
 
     def in_flight(self, work: _Work, statement: _Statement | None) -> None:
         """Say which statement of `work` runs; None when it ended."""

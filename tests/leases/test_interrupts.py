@@ -116,7 +116,7 @@ def worker() -> Iterator[None]:
     ("name", "how"),
     [
         ("loop", {"LeaseInterrupt"}),
-        ("pg_sleep", {"OperationalError", "LeaseInterrupt"}),  # cancelled first, and interrupted right after it
+        ("pg_sleep", {"LeaseLost", "LeaseInterrupt"}),  # cancelled first, and interrupted right after it
         ("time.sleep", {"LeaseInterrupt"}),
         ("http", {"LeaseInterrupt"}),
         ("shutdown", {"LeaseInterrupt"}),

@@ -73,7 +73,7 @@ def test_computing_query_is_cancelled_when_the_lease_is_lost() -> None:
 
 def test_holder_and_the_thread_it_lent_its_lease_to_are_both_cancelled() -> None:
     def under_the_same_lease() -> None:
-        with pytest.raises(OperationalError), lent(lease), connection.cursor() as cursor:
+        with pytest.raises(LeaseLost), lent(lease), connection.cursor() as cursor:
             sleeping.set()
             cursor.execute("SELECT pg_sleep(30)")
 
@@ -88,7 +88,7 @@ def test_holder_and_the_thread_it_lent_its_lease_to_are_both_cancelled() -> None
         with in_thread(under_the_same_lease):
             assert sleeping.wait(10)
             steal("customer:1")
-            with pytest.raises(OperationalError), connection.cursor() as cursor:
+            with pytest.raises(LeaseLost), connection.cursor() as cursor:
                 cursor.execute("SELECT pg_sleep(30)")
 
 
@@ -259,7 +259,7 @@ def test_cancellation_that_overtakes_its_statement_is_repeated() -> None:
 
     def late(execute: Any, *args: Any) -> Any:
         steal_in_another_thread()
-        wait_until(lambda: work.told)
+        wait_until(lambda: work.statement is not None and work.statement.is_cancelled)
         with lease.job._guard:  # the first cancellation is over
             return_late.append(True)
         return execute(*args)
