@@ -1,9 +1,11 @@
-"""What the lease tests share: a clean Redis, an account, and thieves."""
+"""What the lease tests share: a clean Redis, ways to set its client up, an account, and thieves."""
 
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import redis as redis_py
+from django.conf import settings as django_settings
 from django_redis import get_redis_connection
 
 from leases import redis_store
@@ -13,11 +15,42 @@ from tests.ledger.models import Account
 
 @pytest.fixture(autouse=True)
 def redis() -> Iterator[Any]:
-    client = get_redis_connection("leases")
-    client.flushdb()
-    yield client
-    errands.finish()  # a report that comes late would be found by the next test
-    client.flushdb()
+    """A client of the test's own, which gives bytes however the client of `leases` is set up."""
+    with redis_py.Redis.from_url(django_settings.CACHES["leases"]["LOCATION"]) as client:
+        client.flushdb()
+        yield client
+        errands.finish()  # a report that comes late would be found by the next test
+        client.flushdb()
+
+
+#: Of decoding, protocol and parser, every two settings of every two of them meet in one of these; the server varies by
+#: the section of `.ci/run`.
+CLIENTS = {
+    "bytes-RESP2-hiredis": (False, 2, "hiredis._HiredisParser"),
+    "bytes-RESP3-python": (False, 3, "resp3._RESP3Parser"),
+    "text-RESP2-python": (True, 2, "resp2._RESP2Parser"),
+    "text-RESP3-hiredis": (True, 3, "hiredis._HiredisParser"),
+}
+
+
+@pytest.fixture(params=CLIENTS)
+def every_client(request: pytest.FixtureRequest, settings: Any) -> None:
+    """Run the test once for each of CLIENTS."""
+    decode, protocol, parser = CLIENTS[request.param]
+    leases = settings.CACHES["leases"]
+    settings.CACHES = {
+        **settings.CACHES,
+        "leases": {
+            **leases,
+            # django-redis keeps one pool per address.
+            "LOCATION": f"{leases['LOCATION']}?client_name={request.param}",
+            "OPTIONS": {
+                **leases["OPTIONS"],
+                "PARSER_CLASS": f"redis._parsers.{parser}",
+                "CONNECTION_POOL_KWARGS": {"decode_responses": decode, "protocol": protocol},
+            },
+        },
+    }
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from tests.leases.threads import in_thread
 from tests.ledger.models import Account, Entry
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("every_client")]
 
 
 def test_broken_holder_cannot_write_and_the_next_can_start(account: Account, resource: str, redis: Any) -> None:
@@ -123,7 +123,7 @@ def test_holder_frozen_inside_its_transaction_does_not_hold_up_the_break(account
     presented, broken = threading.Event(), threading.Event()
 
     def frozen() -> None:
-        with pytest.raises(LeaseLost), hold(resource) as lease:
+        with pytest.raises(LeaseLost), hold(resource, ttl=timedelta(seconds=6)) as lease:
             try:
                 with lease.transaction():
                     Entry.objects.create(account=account)

@@ -25,7 +25,7 @@ from tests.leases.conftest import steal
 from tests.leases.threads import in_thread
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("every_client")]
 SHORT = timedelta(milliseconds=600)
 
 

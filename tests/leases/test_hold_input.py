@@ -58,6 +58,7 @@ def test_ttl_out_of_range_is_refused_before_redis_sees_it(ttl: Any, redis: Any) 
     assert redis.dbsize() == 0
 
 
+@pytest.mark.usefixtures("every_client")
 @pytest.mark.parametrize("value", ["1", "held", "xyz:1", "ab:cd"])
 def test_foreign_value_is_corruption_not_contention(value: str, redis: Any) -> None:
     redis.set(key_of("customer:1"), value)
@@ -65,6 +66,7 @@ def test_foreign_value_is_corruption_not_contention(value: str, redis: Any) -> N
         pass
 
 
+@pytest.mark.usefixtures("every_client")
 def test_foreign_type_is_corruption_not_contention(redis: Any) -> None:
     redis.rpush(key_of("customer:1"), "x")
     with pytest.raises(LeaseCorrupt), hold("customer:1"):

@@ -16,7 +16,7 @@ from redis.retry import Retry
 from leases import fence, hold
 from leases.clock import boottime
 from leases.errands import errands
-from leases.errors import LeaseBusy, LeaseLost, LeaseUnavailable, StaleToken
+from leases.errors import LeaseLost, LeaseUnavailable, StaleToken
 from leases.models import Fence, Incident, LeaseRecord
 from leases.process import ProcessIdentity
 from leases.resources import key_of
@@ -313,33 +313,3 @@ def test_wall_clock_that_jumps_expires_every_lease_and_the_fence_holds(  # locks
 def take(resource: str) -> None:
     with hold(resource):
         pass
-
-
-@pytest.mark.parametrize("decode", [True, False])
-@pytest.mark.parametrize("protocol", [2, 3])
-@pytest.mark.parametrize("parser", ["hiredis._HiredisParser", "python"])
-def test_replies_are_understood_however_the_client_is_set_up(  # locks L68
-    decode: bool, protocol: int, parser: str, redis_server: PrivateRedis, settings: Any
-) -> None:
-    in_python = {2: "resp2._RESP2Parser", 3: "resp3._RESP3Parser"}[protocol]
-    settings.CACHES = {
-        **settings.CACHES,
-        "leases": {
-            "BACKEND": "django_redis.cache.RedisCache",
-            "LOCATION": f"redis://127.0.0.1:{redis_server.port}/0",
-            "OPTIONS": {
-                "PARSER_CLASS": f"redis._parsers.{in_python if parser == 'python' else parser}",
-                "CONNECTION_POOL_KWARGS": {"decode_responses": decode, "protocol": protocol},
-            },
-        },
-    }
-    with hold("customer:1", ttl=SHORT) as lease:
-
-        def second() -> None:
-            with pytest.raises(LeaseBusy), hold("customer:1"):
-                pass
-
-        with in_thread(second):
-            pass
-        before = lease.deadline
-        wait_until(lambda: lease.deadline > before)

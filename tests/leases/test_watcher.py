@@ -108,6 +108,7 @@ def test_release_between_the_look_at_redis_and_the_word_is_no_incident(frozen_ke
     assert LeaseRecord.objects.get().end == LeaseRecord.End.RELEASED
 
 
+@pytest.mark.usefixtures("every_client")
 def test_key_that_redis_forgot_is_left_to_its_keeper_to_put_back(redis: Any) -> None:
     watcher = Watcher()
     with hold("customer:1", ttl=timedelta(seconds=3)) as lease:
@@ -123,6 +124,7 @@ def test_key_that_redis_forgot_is_left_to_its_keeper_to_put_back(redis: Any) -> 
     assert LeaseRecord.objects.get().end == LeaseRecord.End.RELEASED
 
 
+@pytest.mark.usefixtures("every_client")
 def test_another_holders_key_is_seen_before_the_deadline_of_the_first(frozen_keeper: None, redis: Any) -> None:
     lease = acquire("customer:1", ttl=timedelta(seconds=30))
     redis.set(key_of("customer:1"), "b" * 32 + ":9", px=30_000)
@@ -130,6 +132,7 @@ def test_another_holders_key_is_seen_before_the_deadline_of_the_first(frozen_kee
     assert Incident.objects.get().token == lease.token
 
 
+@pytest.mark.usefixtures("every_client")
 def test_redis_that_lost_its_memory_is_one_incident_not_many(redis: Any) -> None:
     watcher = Watcher()
     watcher.look()
@@ -162,6 +165,7 @@ def test_holders_that_never_come_back_after_a_flush_are_part_of_its_one_incident
     assert Incident.objects.get().detector == Incident.Detector.MEMORY_LOST
 
 
+@pytest.mark.usefixtures("every_client")
 def test_restart_with_its_data_is_a_loss_too_since_what_came_last_may_be_gone(redis: Any) -> None:
     watcher = Watcher()
     watcher.look()
@@ -171,6 +175,7 @@ def test_restart_with_its_data_is_a_loss_too_since_what_came_last_may_be_gone(re
     assert Incident.objects.get().detector == Incident.Detector.MEMORY_LOST
 
 
+@pytest.mark.usefixtures("every_client")
 def test_first_look_at_a_fresh_redis_is_no_loss() -> None:
     Watcher().look()
     assert not Incident.objects.exists()
