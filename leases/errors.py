@@ -140,15 +140,16 @@ class NotHeld(LeaseError):
 
 
 class StaleInstance(LeaseError):
-    """The instance was read before the lease was granted, so it may be old; read it again under the lease."""
+    """The instance was read before the lease was granted, or from another database, so it may be old; read it again."""
 
-    def __init__(self, resource: str, *, instance: str) -> None:
+    def __init__(self, resource: str, *, instance: str, read_from: str | None = None, using: str | None = None) -> None:
         self.resource = resource
         self.instance = instance
-        super().__init__(
-            f"{instance} was read before the lease on {resource} was granted and may be out of date. "
-            "Read it again inside hold(...)."
-        )
+        self.read_from = read_from
+        when, how = f"before the lease on {resource} was granted", ""
+        if read_from is not None:
+            when, how = f"from database {read_from!r}", f", with using({using!r})"
+        super().__init__(f"{instance} was read {when} and may be out of date. Read it again inside hold(...){how}.")
 
 
 class InsideTransaction(LeaseError):

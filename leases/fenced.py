@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any, ClassVar, Self, TypeVar, cast
 
-from django.db import models, router
+from django.db import models, router, transaction
 from django.db.models.query import ModelIterable
 from django.db.models.signals import class_prepared
 
@@ -153,9 +153,7 @@ class FencedModel(models.Model):
 
     def delete(self, using: str | None = None, keep_parents: bool = False) -> tuple[int, dict[str, int]]:
         alias = using or router.db_for_write(type(self), instance=self)
-        if is_bypassed(alias):
-            return super().delete(using=alias, keep_parents=keep_parents)
-        with presenting([_lease_of(self, alias)], alias, savepoint=False):
+        with _writing([self], alias):
             return super().delete(using=alias, keep_parents=keep_parents)
 
     @classmethod
@@ -176,17 +174,19 @@ class FencedModel(models.Model):
         """Return the name of the resource this row belongs to, as it stands in this instance."""
         return self.lease_resource.format(**{name: getattr(self, name) for name in _naming_fields(self.lease_resource)})
 
-    def _agree(self, at: float, *, moved: bool = True) -> None:
-        """Remember that this instance agreed with its row at that time, and, if it `moved`, where its row is."""
+    def _agree(self, at: float) -> None:
+        """Remember that this instance agreed with its row at that time, and where its row was."""
+        is_known = all(name in self.__dict__ for name in _naming_fields(self.lease_resource))
         self._read_at = _HERE, at
-        if moved:
-            is_known = all(name in self.__dict__ for name in _naming_fields(self.lease_resource))
-            self._read_under = self.resource() if is_known else None
+        self._read_under = self.resource() if is_known else None
 
     def _check_read_under(self, lease: Lease, using: str) -> None:
         """Raise unless this instance was read after the lease was granted, and that on the resource its row was in."""
         if self._read_at is None:
             return
+        name = f"{self._meta.label} {self.pk}"
+        if self._state.db not in (None, using):
+            raise StaleInstance(lease.resource, instance=name, read_from=self._state.db, using=using)
         leases = [lease]
         if self._read_under is None:
             leases = held_leases(using)
@@ -194,7 +194,7 @@ class FencedModel(models.Model):
             leases.append(_held(self._read_under, using))
         for one in leases:
             if self._read_at[0] != _HERE or self._read_at[1] < one.granted_at:
-                raise StaleInstance(one.resource, instance=f"{self._meta.label} {self.pk}")
+                raise StaleInstance(one.resource, instance=name)
 
 
 @contextmanager
@@ -205,10 +205,12 @@ def _writing(rows: "Sequence[FencedModel]", using: str, *, fields: Collection[st
         yield
         return
     leases: dict[str, Lease] = {}
+    placed: list[tuple[FencedModel, str]] = []
     for row in rows:
         lease = _lease_of(row, using)
         row._check_read_under(lease, using)
         leases[lease.resource] = lease
+        placed.append((row, lease.resource))
         row.token = lease.token
     if not leases:
         yield
@@ -217,9 +219,26 @@ def _writing(rows: "Sequence[FencedModel]", using: str, *, fields: Collection[st
     others = [lease for lease in held_leases(using) if lease.resource not in leases and lease.is_held]
     with presenting([*leases.values(), *others], using, savepoint=False):
         yield
-    now = boottime()
-    for row in rows:
-        row._agree(now, moved=fields is None or _name_resource(row, fields))
+        _agree_as_written(placed, using, fields)
+
+
+def _agree_as_written(placed: "Sequence[tuple[FencedModel, str]]", using: str, fields: Collection[str] | None) -> None:
+    now = _HERE, boottime()
+    moved = []
+    for row, resource in placed:
+        if row._read_at is None:
+            row._read_under = resource
+        elif row._read_under != resource and (fields is None or _name_resource(row, fields)):
+            moved.append((row, resource))
+        row._read_at = now
+
+    def move() -> None:
+        for row, resource in moved:
+            row._read_under = resource
+
+    # Until then the row may still go back to where it was.
+    if moved:
+        transaction.on_commit(move, using=using)
 
 
 @cache

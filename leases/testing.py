@@ -13,7 +13,8 @@ present the token, the triggers check every row, instances read before the block
 
 What a `TestCase` cannot show: it is one transaction, so what was presented once stays so until the block ends, and raw
 SQL that forgot `lease.transaction()` passes. Test that in a `TransactionTestCase`, where `holding()` works as well, or
-use `hold()` there, with a Redis. Fixtures of fenced rows (`fixtures = [...]`) are loaded before any block; load them
+use `hold()` there, with a Redis. Nor is anything committed in it: an instance that moved to another resource needs the
+lease on the former one still. Fixtures of fenced rows (`fixtures = [...]`) are loaded before any block; load them
 with `leases.bypass()` in `setUpTestData` instead.
 """
 

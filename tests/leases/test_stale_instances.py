@@ -2,18 +2,21 @@
 
 import pickle
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from copy import copy as copied
 from typing import Any
 
 import pytest
-from django.db import models
+from django.db import connection, connections, models, transaction
+from django.db.models.signals import pre_delete
 
 from leases import fenced, hold
 from leases.clock import boottime
 from leases.errors import NotHeld, StaleInstance
 from tests.leases.test_fenced import existing
 from tests.leases.threads import in_thread
-from tests.ledger.models import Account, Entry
+from tests.ledger.models import Account, Entry, Forgetful
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -162,3 +165,86 @@ def test_write_of_other_fields_does_not_forget_where_the_row_is(account: Account
         with hold(resource), pytest.raises(StaleInstance):
             read.save()
     assert Entry.objects.get().memo == "newer"
+
+
+def test_row_whose_move_was_rolled_back_is_stale_once_another_wrote_it_where_it_was(
+    account: Account, resource: str
+) -> None:
+    entry = existing(account)
+    target = Account.objects.create(name="Bob")
+    with hold(f"account:{target.pk}"):
+        with hold(resource):
+            read = Entry.objects.get(pk=entry.pk)
+            read.account = target
+            with pytest.raises(RuntimeError), transaction.atomic():
+                read.save()
+                raise RuntimeError
+        with in_thread(lambda: changed_since(entry, resource)):
+            pass
+        with hold(resource), pytest.raises(StaleInstance):
+            read.save()
+    assert Entry.objects.get().memo == "newer"
+
+
+def test_row_read_from_a_replica_is_stale_though_it_was_read_under_the_lease(
+    account: Account, resource: str, django_db_blocker: Any
+) -> None:
+    entry = existing(account)
+    with django_db_blocker.unblock(), hold(resource), lagging_replica():
+        changed_since(entry, resource)
+        read = Entry.objects.using("replica").get(pk=entry.pk)
+        writes: list[Callable[..., object]] = [read.save, read.delete]
+        for write in writes:
+            with pytest.raises(StaleInstance, match=r"from database 'replica'.*using\('default'\)"):
+                write(using="default")
+        read.refresh_from_db(using="default")
+        read.save(using="default")
+    assert Entry.objects.get().memo == "newer"
+
+
+@contextmanager
+def lagging_replica() -> Iterator[None]:
+    """Have the alias `replica` show the database as it is now."""
+    connections.databases["replica"] = connections.databases["default"]
+    try:
+        with transaction.atomic(using="replica"), connections["replica"].cursor() as cursor:
+            cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+            cursor.execute("SELECT 1")
+            yield
+    finally:
+        connections["replica"].close()
+        del connections["replica"]
+        del connections.databases["replica"]
+
+
+def test_delete_of_an_instance_read_before_the_lease_is_refused(account: Account, resource: str) -> None:
+    entry = existing(account)
+    changed_since(entry, resource)
+    with hold(resource):
+        with pytest.raises(StaleInstance):
+            entry.delete()
+        entry.refresh_from_db()
+        entry.delete()
+    assert not Entry.objects.exists()
+
+
+def test_cascade_to_a_row_of_another_lease_that_is_held_too_is_presented_for_it(
+    account: Account, resource: str
+) -> None:
+    entry = existing(account)
+    with hold("book's a/1") as other, hold(resource):
+        row = Forgetful.objects.create(account_id=1, region="a")
+        pre_delete.connect(delete_forgetful, sender=Entry)
+        try:
+            entry.refresh_from_db()
+            entry.delete()
+        finally:
+            pre_delete.disconnect(delete_forgetful, sender=Entry)
+        assert other.is_held
+    assert not Forgetful.objects.filter(pk=row.pk).exists()
+
+
+def delete_forgetful(**kwargs: object) -> None:
+    """As a cascade does: in the same transaction, below the models."""
+    with connection.cursor() as cursor:
+        cursor.execute("DELETE FROM ledger_forgetful")
