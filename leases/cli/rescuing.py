@@ -8,10 +8,10 @@ from typing import Any
 
 from django.core.management.base import CommandError
 from django.db import close_old_connections
-from django.utils.module_loading import autodiscover_modules
 
 from leases.cli.verb import EXIT_FOUND, Verb, positive_seconds
 from leases.conf import conf
+from leases.jobs.discovery import import_actors
 from leases.jobs.rescuing import rescue
 
 
@@ -35,7 +35,7 @@ The first Ctrl-C or SIGTERM stops after the current pass, the second at once.
     def run(self, *, database: str, as_json: bool, **options: Any) -> None:
         if not conf.RESCUERS:
             raise CommandError("LEASES_RESCUERS names no function; see leases.jobs.rescuing.", returncode=2)
-        autodiscover_modules("actors")
+        import_actors()
         if options["once"]:
             rescued = rescue()
             self._tell(rescued, as_json)

@@ -14,21 +14,22 @@ a job whose effect is outside the database may raise (`NothingDone`).
     rescuing        finding work that the broker lost
     dead_letters    keeping what failed for good, and replaying it
     workload        how much waits, and how many workers it takes
+    discovery       finding a project's actors
     brokers         Dramatiq's own, with what was seen to go wrong in them put right
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from leases.jobs.dead_letters import DeadLetters as DeadLetters
     from leases.jobs.outside import NothingDone as NothingDone
+    from leases.jobs.worker_dead_letters import DeadLetters as DeadLetters
     from leases.jobs.worker_shutdown import LeasesGivenBack as LeasesGivenBack
     from leases.jobs.worker_watcher import LeaseWatcher as LeaseWatcher
     from leases.jobs.workload import Measurements as Measurements
 
 # Some need models, which may be imported only once the apps are loading; so they are looked up when first used.
 _PUBLIC = {
-    "DeadLetters": "leases.jobs.dead_letters",
+    "DeadLetters": "leases.jobs.worker_dead_letters",
     "LeaseWatcher": "leases.jobs.worker_watcher",
     "LeasesGivenBack": "leases.jobs.worker_shutdown",
     "Measurements": "leases.jobs.workload",

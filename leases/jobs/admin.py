@@ -192,13 +192,12 @@ class QueueAdmin(JobInspector):
     actions = None
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        from django.utils.module_loading import autodiscover_modules
-
         from leases.jobs import workload
+        from leases.jobs.discovery import import_actors
 
         if not self.has_view_permission(request):
             raise PermissionDenied
-        autodiscover_modules("actors")
+        import_actors()
         error, states = "", []
         try:
             states = workload.measure()

@@ -11,7 +11,6 @@ from typing import Any
 
 import dramatiq
 from django.db import connections, router
-from dramatiq.middleware import Middleware
 
 from leases.jobs.errors import AlreadyDone, AlreadyReplayed
 from leases.jobs.models import DeadLetter, Receipt
@@ -28,16 +27,6 @@ UPDATE leases_deadletter SET replay_asked_at = clock_timestamp(), replayed_by = 
  WHERE id = %(id)s AND replayed_at IS NULL
    AND (replay_asked_at IS NULL OR replay_asked_at < clock_timestamp() - interval '1 minute')
 """
-
-
-class DeadLetters(Middleware):
-    """Writes a row for each message that the broker is told to give up on.
-
-    broker.add_middleware(DeadLetters())
-    """
-
-    def after_nack(self, broker: dramatiq.Broker, message: dramatiq.MessageProxy) -> None:
-        record(message)
 
 
 def record(message: dramatiq.MessageProxy) -> None:

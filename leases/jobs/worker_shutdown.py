@@ -4,8 +4,6 @@ from typing import Any
 
 from dramatiq.middleware import Middleware
 
-from leases.keeper import keeper
-
 
 class LeasesGivenBack(Middleware):
     """Releases, as the last thing a worker process does, the leases of jobs that did not end in time.
@@ -17,5 +15,8 @@ class LeasesGivenBack(Middleware):
     """
 
     def after_worker_shutdown(self, broker: Any, worker: Any) -> None:
+        # django_dramatiq makes its middleware before there are models.
+        from leases.keeper import keeper
+
         for lease in keeper.kept():
             lease.release()

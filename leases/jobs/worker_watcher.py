@@ -6,8 +6,6 @@ from typing import Any
 from django.db import connections
 from dramatiq.middleware import Middleware
 
-from leases.watcher import Watcher
-
 #: How long a worker that shuts down waits for its watcher to give its lease back.
 _STOPPING_S = 5.0
 
@@ -34,6 +32,9 @@ class LeaseWatcher(Middleware):
             self._thread.join(_STOPPING_S)
 
     def _run(self) -> None:
+        # django_dramatiq makes its middleware before there are models.
+        from leases.watcher import Watcher
+
         try:
             Watcher(using=self._using, stop=self._stop).run()
         finally:

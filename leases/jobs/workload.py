@@ -20,7 +20,6 @@ from dramatiq.middleware import Middleware
 from redis.exceptions import RedisError
 
 from leases.conf import conf
-from leases.jobs.sending import key_of
 
 logger = logging.getLogger("leases")
 
@@ -106,6 +105,8 @@ def duplicates(
     A job is known by its key if its actor is @once, else by its actor and arguments. RabbitMQ shows a message only to
     whom it gives it. At most `limit` messages of each queue are read.
     """
+    from leases.jobs.sending import key_of  # needs models, which Measurements has to do without
+
     broker = broker or dramatiq.get_broker()
     client = getattr(broker, "client", None)
     if client is None:

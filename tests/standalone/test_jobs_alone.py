@@ -86,6 +86,25 @@ print("measured:", queue.waiting, queue.mean_run_s is not None)
 print("sent again:", send_once(welcome, 7))
 """
 
+# django_dramatiq does this while it is being loaded itself: there are settings, and no models yet.
+EARLY = """
+import os
+os.environ["DJANGO_SETTINGS_MODULE"] = "shop.settings"
+from django.utils.module_loading import import_string
+{setting}
+middleware = [import_string(name)() for name in DRAMATIQ_BROKER["MIDDLEWARE"]]
+broker = import_string(DRAMATIQ_BROKER["BROKER"])(middleware=middleware, **DRAMATIQ_BROKER["OPTIONS"])
+print([type(one).__name__ for one in broker.middleware])
+"""
+
+
+def test_broker_and_middleware_of_a_setting_can_be_made_before_there_are_models(new_project: NewProject) -> None:
+    new_project.add_app("leases")
+    new_project.add_settings(SETTINGS)
+    (setting,) = (code for code in document("docs/a-job-ran-twice.md").blocks("python") if "DRAMATIQ_BROKER" in code)
+    new_project.write("early.py", EARLY.format(setting=setting))
+    assert new_project.run("early.py").startswith("['Presence', 'DatabaseConnections', 'CurrentMessage', ")
+
 
 def test_new_project_runs_jobs_once_and_in_turn(new_project: NewProject) -> None:
     new_project.add_app("leases")

@@ -10,12 +10,12 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError
-from django.utils.module_loading import autodiscover_modules
 from dramatiq.errors import BrokerConnectionError
 from redis.exceptions import RedisError
 
 from leases.errors import LeaseBusy, LeaseError
 from leases.holding import hold
+from leases.jobs.discovery import import_actors
 from leases.jobs.errors import InvalidSchedule
 from leases.jobs.scheduler import RESOURCE, Scheduler
 from leases.jobs.schedules import Schedule, schedules
@@ -49,7 +49,7 @@ class Command(BaseCommand):
         parser.add_argument("--json", action="store_true", dest="as_json", help="with --list: one JSON document")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        autodiscover_modules("actors")
+        import_actors()
         try:
             known = schedules()
         except InvalidSchedule as error:

@@ -9,13 +9,13 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError, ProgrammingError
 from django.db.models import QuerySet
-from django.utils.module_loading import autodiscover_modules
 from dramatiq.errors import BrokerConnectionError
 from redis.exceptions import RedisError
 
 from leases.cli.verb import natural, positive_seconds
 from leases.fence import NO_SUCH_TABLE, sqlstate
 from leases.jobs import workload
+from leases.jobs.discovery import import_actors
 from leases.jobs.models import Receipt
 from leases.jobs.workload import QueueState
 
@@ -67,7 +67,7 @@ class Command(BaseCommand):
             raise CommandError("--min is above --max", returncode=2)
         if options["duplicates"] and options["metrics"]:
             raise CommandError("--duplicates is for people, or --json", returncode=2)
-        autodiscover_modules("actors")
+        import_actors()
         try:
             if options["duplicates"]:
                 self._duplicates(options["queues"], as_json=options["as_json"])
