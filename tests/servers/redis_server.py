@@ -57,7 +57,8 @@ class PrivateRedis:
         assert self.port == port, "the port was taken while the server was down"
 
     def stop(self) -> None:
-        """End it for good."""
+        """End it for good; killed, because Valkey refuses to be told so while it writes its first file of commands."""
+        self.kill()
         self._server.stop()
 
     def _signal(self, number: signal.Signals) -> None:
