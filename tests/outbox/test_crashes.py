@@ -143,90 +143,6 @@ def test_drainer_struck_while_the_server_has_the_mail_and_has_not_said_so(
         assert arrivals(mail_server, keys) == Counter(keys.values())
 
 
-HOLD_UP = """
-CREATE FUNCTION hold_up() RETURNS trigger LANGUAGE plpgsql AS
-$$ BEGIN PERFORM pg_advisory_xact_lock_shared(5); RETURN NEW; END $$;
-CREATE TRIGGER hold_up BEFORE UPDATE ON outbox_message FOR EACH ROW WHEN (NEW.state = '{}') EXECUTE FUNCTION hold_up()
-"""
-
-
-@pytest.mark.parametrize(
-    ("statement", "state", "in_doubt"),
-    # The mark of a message and the intent of the next one are one commit.
-    [("claim", "claimed", []), ("mark_and_intend", "sending", ["k0"]), ("mark_and_intend", "sent", ["k1"])],
-)
-def test_drainer_killed_while_its_statement_has_not_committed(
-    statement: str,
-    state: str,
-    in_doubt: list[str],
-    mail_server: MailServer,
-    publish: Publish,
-    drain: Drain,
-    processes: Processes,
-    drainer_env: dict[str, str],
-) -> None:
-    keys = published(publish)
-    waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'advisory' AND query LIKE %s"
-    with psycopg.connect(**_parameters(), autocommit=True) as other:
-        try:
-            other.execute(HOLD_UP.format(state))
-            other.execute("SELECT pg_advisory_lock(5)")
-            killed = start(processes, drainer_env)
-            wait_until(lambda: other.execute(waiting, [f"-- {statement}:%"]).fetchone() == (1,), 30)
-            killed.kill()
-            # The server goes on without its client, and commits.
-            other.execute("SELECT pg_advisory_unlock(5)")
-            wait_until(lambda: other.execute(waiting, ["--%"]).fetchone() == (0,), 10)
-            drained(drain)
-        finally:
-            other.execute("DROP FUNCTION hold_up CASCADE")
-    unsent = Message.objects.exclude(state=State.SENT).values_list("dedupe_key", "state")
-    assert list(unsent) == [(key, State.IN_DOUBT) for key in in_doubt]
-    assert arrivals(mail_server, keys) == Counter(key for key in keys.values() if key not in in_doubt)
-
-
-@pytest.mark.parametrize(("statement", "state"), [("claim", "claimed"), ("mark_and_intend", "sending")])
-def test_drainer_frozen_while_its_statement_has_not_committed_holds_nothing_longer_than_its_claim(
-    statement: str,
-    state: str,
-    mail_server: MailServer,
-    publish: Publish,
-    drain: Drain,
-    processes: Processes,
-    drainer_env: dict[str, str],
-) -> None:
-    # More than the socket takes while nobody reads: the server is stuck in the middle of its answer, before it commits.
-    texts = {f"k{number}": str(number) * 2_000_000 for number in range(MESSAGES)}
-    messages: list[Any] = [publish(key, text=text) for key, text in texts.items()]
-    keys = {message.payload["message_id"]: message.dedupe_key for message in messages}
-    waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = %s AND query LIKE %s"
-    with psycopg.connect(**_parameters(), autocommit=True) as other:
-        frozen = None
-        try:
-            other.execute(HOLD_UP.format(state))
-            other.execute("SELECT pg_advisory_lock(5)")
-            frozen = start(processes, drainer_env)
-            wait_until(lambda: other.execute(waiting, ["advisory", f"-- {statement}:%"]).fetchone() == (1,), 30)
-            frozen.freeze()
-            other.execute("SELECT pg_advisory_unlock(5)")
-            if statement == "claim":
-                wait_until(lambda: other.execute(waiting, ["ClientWrite", "-- claim:%"]).fetchone() == (1,), 10)
-            # While its rows are locked, a drainer finds nothing due, and a cancellation waits.
-            wait_until(lambda: drain() and not Message.objects.filter(state=State.PENDING).exists(), 20)
-            drained(drain)
-            in_doubt = list(Message.objects.exclude(state=State.SENT).values_list("dedupe_key", flat=True))
-            assert in_doubt == (["k0"] if state == "sending" else [])
-            frozen.thaw()
-            frozen.wait()
-            drained(drain)
-        finally:
-            if frozen is not None:
-                frozen.kill()
-            other.execute("DROP FUNCTION hold_up CASCADE")
-    assert arrivals(mail_server, keys) == Counter(keys.values())
-    assert set(Message.objects.values_list("state", flat=True)) == {State.SENT}
-
-
 @pytest.mark.parametrize(
     ("how", "step", "times"),
     [("send-then-mark", "outbox.handed_over", 2), ("mark-then-send", "outbox.marked", 0)],
@@ -389,7 +305,7 @@ def test_connection_cut_at_any_step_sends_nothing_twice_and_loses_nothing(
 
     def cut() -> None:
         pid = connection.connection.info.backend_pid
-        with psycopg.connect(**_parameters(), autocommit=True) as other:
+        with psycopg.connect(**connection_parameters(), autocommit=True) as other:
             cuts.append(other.execute("SELECT pg_terminate_backend(%s, 5000)", [pid]).fetchone())
 
     # The fourth marking is the first one after the cut at the second intent was noticed and mended.
@@ -401,6 +317,6 @@ def test_connection_cut_at_any_step_sends_nothing_twice_and_loses_nothing(
     assert set(Message.objects.values_list("state", "attempts")) == {(State.SENT, 1)}
 
 
-def _parameters() -> dict[str, Any]:
+def connection_parameters() -> dict[str, Any]:
     given = connection.get_connection_params()
     return {name: given[name] for name in ("host", "port", "user", "password", "dbname") if given.get(name)}
