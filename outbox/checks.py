@@ -65,7 +65,8 @@ def check_database(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[Che
 @register("outbox")
 def check_channels(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[CheckMessage]:
     """Every channel can be made, and a send ends before its claim does."""
-    if not isinstance(settings.CHANNELS, dict) or not isinstance(settings.CLAIM_TTL, timedelta):
+    ttls = (settings.CLAIM_TTL, settings.MAX_CLAIM_TTL)
+    if not isinstance(settings.CHANNELS, dict) or not all(isinstance(ttl, timedelta) for ttl in ttls):
         return []  # E001 says so
     found: list[CheckMessage] = []
     if settings.CLAIM_TTL > settings.MAX_CLAIM_TTL:
@@ -83,6 +84,14 @@ def check_channels(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[Che
             found += _check_time(name, channel)
         except InvalidSetting as error:
             found.append(Error(str(error), hint=f"Correct OUTBOX_CHANNELS[{name!r}].", id="outbox.E004"))
+        except (ImportError, AttributeError, TypeError, ValueError, ArithmeticError) as error:
+            found.append(
+                Error(
+                    f"Channel {name!r} cannot say how long a send takes: {error!r}.",
+                    hint=f"Correct OUTBOX_CHANNELS[{name!r}], or for email the settings that begin with EMAIL_.",
+                    id="outbox.E004",
+                )
+            )
     return found
 
 
@@ -93,6 +102,14 @@ def _check_time(name: str, channel: channels.Channel) -> list[CheckMessage]:
                 f"Channel {name!r} waits for a silent mail server for ever: EMAIL_TIMEOUT is not set.",
                 hint="Set EMAIL_TIMEOUT = 10, or 'timeout' in the OPTIONS of MAILERS.",
                 id="outbox.E005",
+            )
+        ]
+    if channel.send_timeout <= timedelta(0):
+        return [
+            Error(
+                f"One send of channel {name!r} may take {channel.send_timeout.total_seconds():g} s: none would end.",
+                hint="Set a timeout above zero.",
+                id="outbox.E006",
             )
         ]
     if channel.send_timeout * 2 > settings.CLAIM_TTL:

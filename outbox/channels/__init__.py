@@ -3,6 +3,7 @@
 Adding a channel is one file with one subclass of `outbox.channels.base.Channel`, and one line in OUTBOX_CHANNELS.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from django.utils.module_loading import import_string
@@ -29,6 +30,10 @@ def channel(name: str) -> Channel:
     except KeyError:
         raise UnknownChannel(name, names()) from None
     setting = f"OUTBOX_CHANNELS[{name!r}]"
+    if not isinstance(name, str):
+        raise InvalidSetting(setting, "the name of a channel is text")
+    if not isinstance(config, Mapping):
+        raise InvalidSetting(setting, f"it is {config!r}, not a mapping of BACKEND, IN_DOUBT, OPTIONS")
     unknown = set(config) - {"BACKEND", "IN_DOUBT", "OPTIONS"}
     if unknown:
         raise InvalidSetting(setting, f"unknown keys {', '.join(sorted(unknown))}; use BACKEND, IN_DOUBT, OPTIONS")
@@ -37,8 +42,12 @@ def channel(name: str) -> Channel:
     try:
         backend = import_string(config["BACKEND"])
         made: Channel = backend(name, **config.get("OPTIONS", {}))
-    except (KeyError, ImportError, TypeError) as error:
+    except InvalidSetting:
+        raise
+    except Exception as error:  # whatever a class does with options that it does not take
         raise InvalidSetting(setting, f"cannot make the channel: {error!r}") from error
+    if not isinstance(made, Channel):
+        raise InvalidSetting(setting, f"{config['BACKEND']} is no subclass of {Channel.__module__}.Channel")
     if config.get("IN_DOUBT"):
         made.resend_when_in_doubt = config["IN_DOUBT"] == "resend"
     return made

@@ -31,8 +31,8 @@ def networks(allowed: Iterable[str]) -> list[Network]:
 
 def resolve(
     host: str, port: int, allowed: Sequence[Network], *, public: bool = True, seconds: float = 15.0
-) -> tuple[str, int]:
-    """One address and port to connect to. OSError when there is none, or none was found within `seconds`.
+) -> list[tuple[str, int]]:
+    """The addresses and ports to connect to, best first. OSError when none was found within `seconds`.
 
     ForbiddenAddress when one of them is neither public nor on the allow-list; without `public`, not on the allow-list.
     """
@@ -43,7 +43,7 @@ def resolve(
         if not is_listed(parsed, allowed) and not (public and is_public(parsed)):
             kind = "not public and" if public else "reached without TLS and"
             raise ForbiddenAddress(f"{host} has the address {address}, which is {kind} not on the allow-list")
-    return addresses[0]
+    return addresses
 
 
 def is_listed(address: Address, networks: Iterable[Network]) -> bool:

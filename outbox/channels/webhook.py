@@ -12,11 +12,9 @@ import ssl
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
-from urllib.parse import SplitResult, urlsplit
-
-from django.utils import timezone
+from urllib.parse import urlsplit
 
 from outbox.channels.addresses import ForbiddenAddress, Network, networks, resolve
 from outbox.channels.base import Answer, Channel, Deadline, Outcome, Parcel
@@ -63,6 +61,10 @@ class WebhookChannel(Channel):
         key_window_hours: float = 72.0,
     ) -> None:
         super().__init__(name)
+        if not isinstance(receivers, Mapping):
+            raise InvalidSetting(f"receivers of channel {name!r}", f"they are {receivers!r}, not a mapping")
+        if not timeout_seconds > 0:
+            raise InvalidSetting(f"timeout_seconds of channel {name!r}", f"it is {timeout_seconds!r}, not above zero")
         self._timeout = timeout_seconds
         self.key_window = timedelta(hours=key_window_hours)
         try:
@@ -77,7 +79,7 @@ class WebhookChannel(Channel):
             raise InvalidContent(self.name, f"it has the fields {sorted(content)}, not receiver, type and data")
         if content["receiver"] not in list(self._receivers):  # a list, since it may be anything
             raise InvalidContent(self.name, f"there is no receiver {content['receiver']!r}")
-        body = {"type": content["type"], "timestamp": timezone.now().isoformat(), "data": content["data"]}
+        body = {"type": content["type"], "timestamp": datetime.now(UTC).isoformat(), "data": content["data"]}
         return {
             "receiver": content["receiver"],
             "id": "msg_" + hashlib.sha256(f"{self.name}:{dedupe_key}".encode()).hexdigest()[:40],
@@ -127,10 +129,10 @@ class WebhookChannel(Channel):
         tls = parts.scheme == "https"
         host, port = parts.hostname or "", parts.port or (443 if tls else 80)
         ends_at = Deadline.after(self._timeout)
-        address = resolve(host, port, self._allowed, public=tls, seconds=self._timeout)
+        found = resolve(host, port, self._allowed, public=tls, seconds=self._timeout)
         kind = http.client.HTTPSConnection if tls else http.client.HTTPConnection
         connection = kind(host, port, timeout=self._timeout)
-        connected = socket.create_connection(address, max(0.01, ends_at.remaining()))
+        connected = _connected(found, ends_at)
         connected.settimeout(self._timeout)
         cutter.watch(connected)
         try:
@@ -141,6 +143,16 @@ class WebhookChannel(Channel):
             raise
         connection.sock = connected
         return connection
+
+
+def _connected(addresses: Sequence[tuple[str, int]], ends_at: Deadline) -> socket.socket:
+    """A connection to the first address that takes one; each may use its share of the time that is left."""
+    for left, address in zip(range(len(addresses), 0, -1), addresses, strict=True):
+        try:
+            return socket.create_connection(address, max(0.01, ends_at.remaining() / left))
+        except OSError as error:
+            failure = error
+    raise failure
 
 
 def sign(secrets: Sequence[bytes], id: str, timestamp: int, body: bytes) -> dict[str, str]:
@@ -160,6 +172,8 @@ def _answer(response: http.client.HTTPResponse, words: str) -> Answer:
     status = response.status
     if status // 100 == 2:
         return Answer(Outcome.ACCEPTED, words, provider_id=words)
+    if status // 100 == 1:
+        return Answer(Outcome.UNKNOWN, f"{words} (no final answer)")
     if status // 100 == 3:
         words = f"{words} (redirects to {response.getheader('location')}, which is not followed)"
     if status in _REFUSED_FOR_GOOD:
@@ -176,8 +190,8 @@ def retry_after(value: str | None) -> timedelta | None:
         seconds = float(value)
     except ValueError:
         try:
-            seconds = (email.utils.parsedate_to_datetime(value) - timezone.now()).total_seconds()
-        except (TypeError, ValueError):
+            seconds = (email.utils.parsedate_to_datetime(value) - datetime.now(UTC)).total_seconds()
+        except (TypeError, ValueError, OverflowError):
             return None
     return timedelta(seconds=min(max(seconds, 0.0), 86_400.0)) if seconds == seconds else None
 
@@ -186,22 +200,30 @@ def _start_of(response: http.client.HTTPResponse) -> str:
     """The answer's text as far as a person wants to see it; what the status says stands without it."""
     try:
         return response.read(_MOST_OF_AN_ANSWER).decode("utf-8", "replace")
-    except (OSError, http.client.HTTPException):
+    except (OSError, ValueError, http.client.HTTPException):  # ValueError: a chunk of negative size
         return ""
 
 
-def _has_a_port(parts: SplitResult) -> bool:
+def _can_be_sent_to(url: object) -> bool:
+    """Whether a request to this URL can be made as it is written."""
+    if not isinstance(url, str) or not url.isascii() or not url.isprintable() or " " in url:
+        return False
     try:
-        return parts.port != 0
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port
+        host.encode("idna")  # what the resolver does: no label is empty or longer than 63
     except ValueError:
         return False
+    return parts.scheme in ("https", "http") and bool(host) and port != 0 and "@" not in parts.netloc
 
 
 def _receiver(channel: str, id: str, config: Mapping[str, Any]) -> Receiver:
     setting = f"receiver {id!r} of channel {channel!r}"
-    parts = urlsplit(str(config.get("url", "")))
-    if parts.scheme not in ("https", "http") or not parts.hostname or parts.username or not _has_a_port(parts):
-        raise InvalidSetting(setting, f"its url is {config.get('url')!r}, not https://host/path")
+    if not isinstance(config, Mapping):
+        raise InvalidSetting(setting, f"it is {config!r}, not a mapping of url and secrets")
+    if not _can_be_sent_to(config.get("url")):
+        reason = f"its url is {config.get('url')!r}, not https://host/path in ASCII (xn--, %20)"
+        raise InvalidSetting(setting, reason)
     secrets = config.get("secrets") or []
     if not secrets or isinstance(secrets, str):
         raise InvalidSetting(setting, "it has no list of secrets")

@@ -34,6 +34,9 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.write(b".")
                 time.sleep(0.2)
             return
+        if server.mode == "negative_chunk":
+            self.wfile.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-5\r\nwords")
+            return
         self.send_response(server.status)
         for name, value in server.headers.items():
             self.send_header(name, value)

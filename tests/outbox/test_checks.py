@@ -37,7 +37,14 @@ def test_w001_unknown_setting(settings: Any) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("CLAIM_TTL", 60), ("BATCH_SIZE", "100"), ("BATCH_SIZE", 0), ("CONCURRENCY", True), ("RETRY_FOR", timedelta(0))],
+    [
+        ("CLAIM_TTL", 60),
+        ("MAX_CLAIM_TTL", 3600),
+        ("BATCH_SIZE", "100"),
+        ("BATCH_SIZE", 0),
+        ("CONCURRENCY", True),
+        ("RETRY_FOR", timedelta(0)),
+    ],
 )
 def test_e001_setting_of_the_wrong_type_or_size(name: str, value: object, settings: Any) -> None:
     setattr(settings, f"OUTBOX_{name}", value)
@@ -59,6 +66,47 @@ def test_e004_channel_that_cannot_be_made(settings: Any) -> None:
     assert "'fax'" in the_one("outbox.E004").msg
 
 
+WEBHOOK = "outbox.channels.webhook.WebhookChannel"
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        None,
+        "x",
+        {"BACKEND": 5},
+        {"BACKEND": "django.core.mail.EmailMessage"},
+        {"BACKEND": WEBHOOK, "OPTIONS": {"receivers": ["crm"]}},
+        {"BACKEND": WEBHOOK, "OPTIONS": {"receivers": {"crm": "https://example.org/"}}},
+        {"BACKEND": WEBHOOK, "OPTIONS": {"receivers": {"crm": {"url": "https://[::1", "secrets": ["whsec_x"]}}}},
+        {"BACKEND": WEBHOOK, "OPTIONS": {"receivers": {}, "timeout_seconds": "5"}},
+        {"BACKEND": WEBHOOK, "OPTIONS": {"receivers": {}, "timeout_seconds": 0}},
+        {"BACKEND": WEBHOOK, "OPTIONS": {"receivers": {}, "timeout_seconds": -3}},
+        {"BACKEND": WEBHOOK, "OPTIONS": {"receivers": {}, "timeout_seconds": float("nan")}},
+        {"BACKEND": WEBHOOK, "OPTIONS": {"receivers": {}, "key_window_hours": 1e300}},
+    ],
+    ids=str,
+)
+def test_e004_configuration_that_no_channel_takes(config: object, settings: Any) -> None:
+    settings.OUTBOX_CHANNELS = {"fax": config}
+    assert "'fax'" in the_one("outbox.E004").msg
+
+
+def test_e004_name_that_is_no_text(settings: Any) -> None:
+    settings.OUTBOX_CHANNELS = {5: {"BACKEND": "outbox.channels.job.JobChannel"}}
+    assert "name" in the_one("outbox.E004").msg
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("EMAIL_TIMEOUT", "10"), ("EMAIL_BACKEND", "nowhere.Backend"), ("EMAIL_USE_SSL", True)],
+)
+def test_e004_mail_settings_that_make_no_connection(name: str, value: object, settings: Any) -> None:
+    settings.EMAIL_USE_TLS = True
+    setattr(settings, name, value)
+    assert "'email'" in the_one("outbox.E004").msg
+
+
 def test_e004_mailer_that_does_not_exist(settings: Any) -> None:
     email = {"BACKEND": "outbox.channels.email.EmailChannel", "OPTIONS": {"using": "nobody"}}
     settings.OUTBOX_CHANNELS = {"email": email}
@@ -73,3 +121,8 @@ def test_e005_mail_without_a_timeout(settings: Any) -> None:
 def test_e006_claim_that_ends_before_a_send_does(settings: Any) -> None:
     settings.EMAIL_TIMEOUT = 40
     assert "timedelta(seconds=160)" in (the_one("outbox.E006").hint or "")
+
+
+def test_e006_send_that_may_take_no_time(settings: Any) -> None:
+    settings.EMAIL_TIMEOUT = -1
+    assert "-1 s" in the_one("outbox.E006").msg

@@ -4,6 +4,7 @@ import base64
 import hmac
 import ipaddress
 import json
+import socket
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -16,6 +17,7 @@ from django.utils import timezone
 import outbox
 from outbox import channels, errors
 from outbox.channels.addresses import ForbiddenAddress, is_public, networks, resolve
+from outbox.channels.webhook import retry_after
 from outbox.drain import Report
 from outbox.models import Message, State
 
@@ -156,6 +158,77 @@ def test_retry_after_is_honoured(receiver: Receiver, drain: Drain) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("status", [101, 102, 103, 199])
+def test_answer_that_is_not_final_leaves_the_outcome_unknown(status: int, receiver: Receiver, drain: Drain) -> None:
+    receiver.status = status
+    publish()
+    drain(channel="hook")
+    message: Any = Message.objects.get()
+    assert (message.state, message.history[0]["outcome"]) == (State.PENDING, "unknown")
+    assert message.resend_until is not None
+
+
+@pytest.mark.parametrize(
+    ("value", "least", "most"),
+    [
+        ("120", 120, 120),
+        ("-5", 0, 0),
+        ("1e308", 86_400, 86_400),
+        ("inf", 86_400, 86_400),
+        ("Wed, 21 Oct 2015 07:28:00 GMT", 0, 0),
+        ("Fri, 31 Dec 9999 23:59:59 GMT", 86_400, 86_400),
+    ],
+)
+def test_retry_after_is_between_nothing_and_a_day(value: str, least: int, most: int) -> None:
+    found = retry_after(value)
+    assert found is not None
+    assert least <= found.total_seconds() <= most
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "nan",
+        "soon",
+        "Wed, 21 Oct 99999999999 07:28:00 GMT",
+        "Wed, 21 Oct 2026 07:28:00 +9999999999",
+        "Wed, 99999999999999999999 Oct 2026 07:28:00 GMT",
+        "Wed, 21 Oct 2026 07:28:00 -0000",
+    ],
+)
+def test_retry_after_that_says_nothing_is_passed_by(value: str) -> None:
+    assert retry_after(value) is None
+
+
+@pytest.mark.django_db(transaction=True)
+def test_text_of_an_answer_with_a_chunk_of_negative_size_leaves_its_status(receiver: Receiver, drain: Drain) -> None:
+    receiver.mode = "negative_chunk"
+    publish()
+    drain(channel="hook")
+    assert Message.objects.get().state == State.SENT
+
+
+@pytest.mark.django_db(transaction=True)
+def test_receiver_with_several_addresses_is_reached_at_the_next_one(
+    receiver: Receiver, drain: Drain, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look_up = socket.getaddrinfo
+
+    def two_addresses(host: str, port: int, *args: Any, **more: Any) -> list[Any]:
+        """Nobody listens at the first one."""
+        if host != "crm.test":
+            return look_up(host, port, *args, **more)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in ("127.0.0.2", "127.0.0.1")]
+
+    monkeypatch.setattr(socket, "getaddrinfo", two_addresses)
+    configure(settings, receiver.url.replace("127.0.0.1", "crm.test"))
+    publish()
+    drain(channel="hook")
+    assert Message.objects.get().state == State.SENT
+    assert len(receiver.received) == 1
+
+
+@pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize(
     ("url", "allowed"),
     [("http://127.0.0.1:9/", []), ("https://127.0.0.1:9/", []), ("http://localhost:9/", ["10.0.0.0/8"])],
@@ -231,8 +304,8 @@ def test_what_counts_as_public(address: str, public: bool) -> None:
 def test_without_tls_only_the_allow_list_is_reached() -> None:
     with pytest.raises(ForbiddenAddress, match="without TLS"):
         resolve("8.8.8.8", 80, [], public=False)
-    assert resolve("8.8.8.8", 80, []) == ("8.8.8.8", 80)
-    assert resolve("127.0.0.1", 80, networks(["127.0.0.0/8"]), public=False) == ("127.0.0.1", 80)
+    assert resolve("8.8.8.8", 80, []) == [("8.8.8.8", 80)]
+    assert resolve("127.0.0.1", 80, networks(["127.0.0.0/8"]), public=False) == [("127.0.0.1", 80)]
 
 
 @pytest.mark.django_db(transaction=True)
@@ -251,6 +324,15 @@ def test_receiver_that_is_gone_from_the_settings_is_a_permanent_failure(
         ({"receivers": {"a": {"url": "ftp://x/", "secrets": ["whsec_" + "A" * 44]}}}, "not https"),
         ({"receivers": {"a": {"url": "https://user@x/", "secrets": ["whsec_" + "A" * 44]}}}, "not https"),
         ({"receivers": {"a": {"url": "https://x:99999/", "secrets": ["whsec_" + "A" * 44]}}}, "not https"),
+        ({"receivers": {"a": {"url": "https://:pw@x/", "secrets": ["whsec_" + "A" * 44]}}}, "not https"),
+        ({"receivers": {"a": {"url": "https://x/häken", "secrets": ["whsec_" + "A" * 44]}}}, "not https"),
+        ({"receivers": {"a": {"url": "https://x/?q=ü", "secrets": ["whsec_" + "A" * 44]}}}, "not https"),
+        ({"receivers": {"a": {"url": "https://straße.de/", "secrets": ["whsec_" + "A" * 44]}}}, "not https"),
+        ({"receivers": {"a": {"url": "https://x/a b", "secrets": ["whsec_" + "A" * 44]}}}, "not https"),
+        ({"receivers": {"a": {"url": "https://x/a\tb", "secrets": ["whsec_" + "A" * 44]}}}, "not https"),
+        ({"receivers": {"a": {"url": "https://a..b/", "secrets": ["whsec_" + "A" * 44]}}}, "not https"),
+        ({"receivers": {"a": {"url": f"https://{'x' * 64}.de/", "secrets": ["whsec_" + "A" * 44]}}}, "not https"),
+        ({"receivers": {"a": {"url": "https://[::1", "secrets": ["whsec_" + "A" * 44]}}}, "not https"),
         ({"receivers": {"a": {"url": "https://x/", "secrets": []}}}, "no list of secrets"),
         ({"receivers": {"a": {"url": "https://x/", "secrets": ["whsec_!"]}}}, "base64"),
         ({"receivers": {"a": {"url": "https://x/", "secrets": ["whsec_AAAA"]}}}, "less than 24 bytes"),
