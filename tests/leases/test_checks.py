@@ -205,7 +205,7 @@ def test_pending_migration_silences_what_it_will_put_right(monkeypatch: pytest.M
     name = trigger_name("ledger.Entry:fence_update")
     sql(f"ALTER TABLE ledger_entry DISABLE TRIGGER {name}")
     try:
-        monkeypatch.setattr(databases, "_pending_apps", lambda connection: {"ledger"})
+        monkeypatch.setattr(databases, "pending_apps", lambda connection: {"ledger"})
         assert database_checks() == []
     finally:
         sql(f"ALTER TABLE ledger_entry ENABLE TRIGGER {name}")

