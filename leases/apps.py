@@ -1,4 +1,5 @@
 from django.apps import AppConfig
+from django.db.models.signals import post_migrate
 
 
 class LeasesConfig(AppConfig):
@@ -7,3 +8,6 @@ class LeasesConfig(AppConfig):
 
     def ready(self) -> None:
         from leases import checks  # noqa: F401
+        from leases.functions import make_missing
+
+        post_migrate.connect(make_missing, sender=self, dispatch_uid="leases.functions")

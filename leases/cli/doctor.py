@@ -1,12 +1,14 @@
 """`manage.py leases doctor`."""
 
 import argparse
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from django.apps import apps
 from django.core.checks import CheckMessage, Error, Warning, run_checks
 from django.core.checks.messages import ERROR, WARNING
-from django.db import DatabaseError, connections
+from django.db import DatabaseError, connections, router
 from django_redis import get_redis_connection
 from redis.exceptions import RedisError
 
@@ -15,9 +17,13 @@ from leases.checks.databases import pending_apps
 from leases.cli.verb import EXIT_FOUND, Verb
 from leases.conf import conf
 from leases.errors import DatabaseForgot
+from leases.functions import BY_TABLE, signature
 from leases.models import Incident, LeaseRecord, RedisMemory
 from leases.watcher import RESOURCE as WATCHER
 
+_FUNCTIONS = """
+SELECT name, has_function_privilege(to_regprocedure(name), 'EXECUTE'), current_user FROM unnest(%s::text[]) AS f(name)
+"""
 _LEVELS = {"error": ERROR, "warning": WARNING}
 
 
@@ -99,7 +105,7 @@ def _migrated(database: str) -> list[CheckMessage]:
     except DatabaseError:
         return []  # E020 says so
     if "leases" not in pending:
-        return []
+        return list(_complete(database))
     return [
         Error(
             f"{database} lacks tables or functions of leases: nothing can be leased.",
@@ -108,6 +114,38 @@ def _migrated(database: str) -> list[CheckMessage]:
             id="leases.E042",
         )
     ]
+
+
+def _complete(database: str) -> Iterator[CheckMessage]:
+    """Look for what migrations made and somebody took away since, as a partial restore or a test database does."""
+    connection = connections[database]
+    if connection.vendor != "postgresql" or not router.allow_migrate_model(database, LeaseRecord):
+        return
+    models = apps.get_app_config("leases").get_models()
+    tables = sorted({model._meta.db_table for model in models if model._meta.managed})
+    signatures = [signature(function) for made in BY_TABLE.values() for function in made]
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT t FROM unnest(%s::text[]) AS t WHERE to_regclass(quote_ident(t)) IS NULL", [tables])
+        lacking = [f"table {row[0]}" for row in cursor.fetchall()]
+        cursor.execute(_FUNCTIONS, [signatures])
+        functions = cursor.fetchall()
+    lacking += [f"function {name}" for name, may_execute, _ in functions if may_execute is None]
+    if lacking:
+        yield Error(
+            f"{database} lacks {', '.join(lacking)}: migrations have run, and somebody took it away, or search_path "
+            "hides it.",
+            hint=f"Functions are made anew by: manage.py migrate --database {database}. Tables come from a backup.",
+            obj=database,
+            id="leases.E043",
+        )
+    for name, may_execute, role in functions:
+        if may_execute is False:
+            yield Error(
+                f"Role {role} may not execute {name}: nothing can be leased or written.",
+                hint=f"Execute: GRANT EXECUTE ON FUNCTION {name} TO {connection.ops.quote_name(role)};",
+                obj=database,
+                id="leases.E044",
+            )
 
 
 def _same_database(database: str) -> list[CheckMessage]:

@@ -63,6 +63,19 @@ def resource(account: Account) -> str:
     return f"account:{account.pk}"
 
 
+@pytest.fixture
+def unreachable_redis(settings: Any) -> None:
+    settings.CACHES = {
+        **settings.CACHES,
+        "nowhere": {
+            "BACKEND": "django_redis.cache.RedisCache",
+            "LOCATION": "redis://127.0.0.1:1/0",
+            "OPTIONS": {"SOCKET_CONNECT_TIMEOUT": 0.2, "SOCKET_TIMEOUT": 0.2},
+        },
+    }
+    settings.LEASES_REDIS_ALIAS = "nowhere"
+
+
 def steal(resource: str, *, ttl_ms: int = 60_000, using: str = "default") -> int:
     """Take a resource as another process would after the lease expired: a new key and a newer fence."""
     from leases import fence

@@ -12,7 +12,6 @@ from urllib.parse import urlsplit
 import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection
-from django.db.migrations.recorder import MigrationRecorder
 
 from leases import hold, keys
 from leases.management.commands.leases import VERBS
@@ -43,19 +42,6 @@ def leases_json(*arguments: object) -> Any:
     code, out, err = leases(*arguments, "--json")
     assert code in (0, 1), err
     return json.loads(out)
-
-
-@pytest.fixture
-def unreachable_redis(settings: Any) -> None:
-    settings.CACHES = {
-        **settings.CACHES,
-        "nowhere": {
-            "BACKEND": "django_redis.cache.RedisCache",
-            "LOCATION": "redis://127.0.0.1:1/0",
-            "OPTIONS": {"SOCKET_CONNECT_TIMEOUT": 0.2, "SOCKET_TIMEOUT": 0.2},
-        },
-    }
-    settings.LEASES_REDIS_ALIAS = "nowhere"
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -324,61 +310,6 @@ def test_durations_are_read_with_their_unit(text: str, expected: timedelta) -> N
 
     read: Callable[[str], timedelta] = duration
     assert read(text) == expected
-
-
-def test_doctor_runs_every_check_and_fails_from_the_level_asked_for(redis_server: Any, settings: Any) -> None:
-    settings.CACHES = {
-        **settings.CACHES,
-        "own": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": redis_server.url},
-    }
-    settings.LEASES_REDIS_ALIAS = "own"
-    redis_server.client().config_set("save", "60 1")
-    code, out, _ = leases("doctor")
-    assert code == 0
-    assert "leases.W024" in out  # PostgreSQL was asked
-    assert "leases.W040" in out  # nobody watches
-    assert leases("doctor", "--fail-level", "warning")[0] == 1
-    redis_server.client().config_set("maxmemory-policy", "allkeys-lru")
-    code, out, _ = leases("doctor", "--json")
-    assert code == 1
-    found = json.loads(out)
-    assert found["findings"][0]["id"] == "leases.E033"
-    assert found["findings"][0]["hint"].startswith("Type: redis-cli")
-    assert found["facts"]["leases not ended"] == 0
-
-
-def test_doctor_still_speaks_when_redis_does_not(unreachable_redis: None) -> None:
-    code, out, _ = leases("doctor")
-    assert code == 1
-    assert "leases.E030" in out
-
-
-def test_doctor_names_tables_that_were_never_made() -> None:
-    recorder = MigrationRecorder(connection)
-    recorder.record_unapplied("leases", "0002_jobs")
-    try:
-        code, out, _ = leases("doctor")
-    finally:
-        recorder.record_applied("leases", "0002_jobs")
-    assert code == 1
-    assert "leases.E042: default lacks tables or functions of leases" in out
-    assert "manage.py migrate --database default" in out
-    assert "leases.E042" not in leases("doctor")[1]
-
-
-def test_doctor_names_a_database_that_forgot() -> None:
-    from leases import forgetting
-
-    with hold("customer:1"):
-        pass
-    with connection.cursor() as cursor:
-        cursor.execute("UPDATE leases_databaseidentity SET timeline = timeline - 1")
-    connection.close()
-    code, out, _ = leases("doctor")
-    assert code == 1
-    assert "leases.E041" in out
-    forgetting.put_right("default")
-    assert "leases.E041" not in leases("doctor")[1]
 
 
 @pytest.mark.parametrize(
