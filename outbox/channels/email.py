@@ -129,7 +129,7 @@ class StoredEmail(mail.EmailMultiAlternatives):
         elif html:
             self.content_subtype = "html"
         for part in self._stored.iter_attachments():
-            content = part.get_content()
+            content = part.get_payload(decode=True)  # the very bytes; get_content() would decode text
             self.attach(part.get_filename(), content, part.get_content_type())
 
     def message(self, *args: Any, **kwargs: Any) -> Any:

@@ -1,5 +1,6 @@
 """django-anymail, with the backend it has for tests: a provider's no is a no, silence is a doubt."""
 
+import base64
 from collections.abc import Callable
 from typing import Any
 
@@ -52,6 +53,29 @@ def test_accepted_mail_keeps_its_content_and_message_id(
     assert given["attachments"][0].name == "invoice.pdf"
     assert given["extra_headers"]["Message-ID"] == published["message_id"]
     assert Message.objects.get().provider_id
+
+
+@pytest.mark.parametrize(
+    ("type", "data"),
+    [
+        ("text/csv", "Müller;1,50 €\r\n".encode()),
+        ("text/csv", "Müller\n".encode("latin-1")),
+        ("text/csv; charset=utf-8", "Müller\r\n".encode()),
+        ("text/html", "<p>ü".encode()),
+        ("text/calendar; method=REQUEST", "SUMMARY:Müller".encode()),
+        ("application/json", '{"ü":1}'.encode()),
+        ("application/pdf", bytes(range(256))),
+    ],
+)
+def test_attachments_arrive_byte_for_byte(
+    type: str, data: bytes, answer: Callable[[object], None], publish: Publish, drain: Drain
+) -> None:
+    publish(attachments=[{"name": "a", "type": type, "base64": base64.b64encode(data).decode()}])
+    drain()
+    assert Message.objects.get().state == State.SENT
+    given: Any = getattr(mail.outbox[0], "anymail_test_params")  # noqa: B009  # the test backend adds it
+    (attachment,) = given["attachments"]
+    assert base64.b64decode(attachment.b64content) == data
 
 
 @pytest.mark.parametrize(
