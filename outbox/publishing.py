@@ -64,7 +64,7 @@ def publish(
         row = cursor.fetchone()
     if row is None:
         return _known(alias, dedupe_key, digest)
-    if not_before is None or not_before <= row[2]:
+    if row[3]:
         wakeup.after_commit(alias)
     message = Message(
         id=row[0],

@@ -4,19 +4,40 @@ import base64
 import binascii
 import re
 from collections.abc import Mapping
-from email.headerregistry import Address
+from datetime import UTC, datetime
+from email.header import Header
+from email.headerregistry import Address, UnstructuredHeader
 from email.message import EmailMessage
-from email.policy import SMTP
+from email.policy import SMTP, EmailPolicy
 from email.utils import format_datetime, make_msgid
 from typing import Any, TypedDict
 
-from django.utils import timezone
+LONGEST_LINE = 998  # RFC 5322 2.1.1
+LONGEST_WITH_ENCODED_WORDS = 76  # RFC 2047 2
+
+
+class _Policy(EmailPolicy):
+    """Folds free text as readers expect it: the library's own way makes encoded words of a long URL, which nobody
+    decodes in List-Unsubscribe, and loses spaces between those of a long subject."""
+
+    def fold_binary(self, name: str, value: Any) -> bytes:
+        if not isinstance(value, UnstructuredHeader):
+            return super().fold_binary(name, value)
+        text = str(value)
+        charset = "us-ascii" if text.isascii() else "utf-8"
+        folded = Header(text, charset, LONGEST_WITH_ENCODED_WORDS, name).encode(linesep=self.linesep)
+        if max(map(len, f"{name}: {folded}".split(self.linesep))) > LONGEST_LINE:
+            raise ValueError(f"the header {name} has a word of more than {LONGEST_LINE} characters")
+        return f"{name}: {folded}{self.linesep}".encode("ascii")
+
 
 # Seven bits only, so that every server takes the mail as it is and nobody on the way has a reason to rewrite it.
-POLICY = SMTP.clone(cte_type="7bit")
+POLICY = _Policy(cte_type="7bit", linesep=SMTP.linesep)
 FIELDS = {"to", "cc", "bcc", "reply_to", "subject", "text", "html", "from", "headers", "attachments"}
 HEADER_NAME = re.compile(r"[!-9;-~]+")  # RFC 5322 3.6.8; EmailMessage takes any text, also one with line ends
-OURS = {"to", "cc", "bcc", "from", "subject", "reply-to", "message-id", "date", "mime-version", "content-type"}
+OURS = {"to", "cc", "bcc", "from", "subject", "reply-to", "message-id", "date", "mime-version"}
+# IDNA 2003, which Python's codec speaks, makes ss and sigma of them: another domain, of another owner (UTS 46 7).
+_IDNA_2003_MAPS = frozenset("ß\u1e9e\u03c2")
 
 
 class Mail(TypedDict):
@@ -49,12 +70,12 @@ def render(content: Mapping[str, Any], *, default_from: str) -> Mail:
         if addressed[name]:
             mail[name.replace("_", "-").title()] = addressed[name]
     mail["Subject"] = _text("subject", content.get("subject"))
-    mail["Date"] = format_datetime(timezone.now())
+    mail["Date"] = format_datetime(datetime.now(UTC))
     mail["Message-ID"] = message_id = make_msgid(domain=sender.domain)
     for name, value in _mapping("headers", content.get("headers", {})).items():
         if not HEADER_NAME.fullmatch(name):
             raise ValueError(f"{name!r} is not the name of a header")
-        if name.lower() in OURS:
+        if name.lower() in OURS or name.lower().startswith("content-"):
             raise ValueError(f"the header {name} is made from the other fields")
         mail[name] = _text(f"header {name}", value)
     _add_bodies(mail, content)
@@ -90,6 +111,8 @@ def _attach(mail: EmailMessage, number: int, attachment: Mapping[str, Any]) -> N
     maintype, _, subtype = _text(f"type of attachments[{number}]", attachment["type"]).partition("/")
     if not maintype or not subtype:
         raise ValueError(f"attachments[{number}] has the type {attachment['type']!r}, not one like 'application/pdf'")
+    if maintype.lower() in ("multipart", "message"):
+        raise ValueError(f"attachments[{number}] has the type {attachment['type']!r}, which is a mail and no file")
     name = _text(f"name of attachments[{number}]", attachment["name"])
     mail.add_attachment(data, maintype=maintype, subtype=subtype, filename=name)
 
@@ -121,8 +144,15 @@ def one_address(name: str, value: Any) -> Address:
     bent = len(value.splitlines()) != 1 or not (address and address.domain.isprintable())
     if bent or header.defects or not address or not address.username or not address.domain:
         raise ValueError(f"{name} is {value!r}, not one email address")
+    if different := _IDNA_2003_MAPS.intersection(address.domain):
+        raise ValueError(
+            f"{name} is {value!r}, and what {''.join(sorted(different))!r} stands for in a domain differs between "
+            f"two standards; write the domain in ASCII, as in xn--strae-oqa.de"
+        )
     try:
         domain = address.domain.encode("idna").decode("ascii")
     except UnicodeError as error:
         raise ValueError(f"{name} is {value!r}, whose domain cannot exist: {error}") from None
+    if len(address.username) > 64 or len(domain) > 255:
+        raise ValueError(f"{name} is {value[:50]!r}…, which is longer than an address may be (RFC 5321 4.5.3.1)")
     return Address(address.display_name, address.username, domain)

@@ -1,7 +1,11 @@
 """publish() and cancel(): a message exists exactly if its transaction committed; one key is one message."""
 
+import email
+import email.policy
+import re
 import threading
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
+from email.header import decode_header, make_header
 from typing import Any
 
 import pytest
@@ -154,7 +158,12 @@ def test_six_naive_publishers_that_look_first_make_several_messages() -> None:
         ({**MAIL, "subject": "a\r\nBcc: evil@example.org"}, "newline|linefeed|header"),
         ({**MAIL, "to": "a@example.org\u2028b"}, "not one email address"),  # the parser would make it example.orgb
         ({**MAIL, "to": "a@exam\u200bple.org"}, "not one email address"),  # IDNA would make it example.org
+        ({**MAIL, "to": "kunde@straße.example"}, "differs between two standards"),  # IDNA 2003: strasse.example
+        ({**MAIL, "to": "a@βόλος.example"}, "differs between two standards"),
+        ({**MAIL, "to": "a" * 65 + "@example.org"}, "longer than an address may be"),
         ({**MAIL, "headers": {"Message-ID": "<x@y>"}}, "made from the other fields"),
+        ({**MAIL, "headers": {"Content-Language": "de"}}, "made from the other fields"),  # set_content() drops it
+        ({**MAIL, "headers": {"X-A": "a" * 999}}, "a word of more than 998 characters"),
         ({**MAIL, "headers": {"X-A: 1\r\nBcc": "evil@example.org"}}, "not the name of a header"),
         ({**MAIL, "headers": {"Bcc ": "evil@example.org"}}, "not the name of a header"),
         ({**MAIL, "headers": {"": "a"}}, "not the name of a header"),
@@ -166,6 +175,8 @@ def test_six_naive_publishers_that_look_first_make_several_messages() -> None:
         ({**MAIL, "text": float("nan")}, "not JSON"),
         ({**MAIL, "attachments": [{"name": "a", "type": "text/plain", "base64": "%"}]}, "base64"),
         ({**MAIL, "attachments": [{"name": "a", "type": "pdf", "base64": ""}]}, "application/pdf"),
+        ({**MAIL, "attachments": [{"name": "a", "type": "message/rfc822", "base64": ""}]}, "a mail and no file"),
+        ({**MAIL, "attachments": [{"name": "a", "type": "multipart/mixed", "base64": ""}]}, "a mail and no file"),
         ({**MAIL, "attachments": [{"name": "a"}]}, "has no base64, type"),
         ({**MAIL, "attachments": 5}, "not iterable"),
     ],
@@ -201,6 +212,42 @@ def test_rendered_mail_is_seven_bit_and_complete() -> None:
     assert f"Message-ID: {mail['message_id']}\r\n" in mail["raw"]
     assert "\r\nDate: " in mail["raw"]
     assert mail["message_id"].endswith("@example.com>")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        f"<https://example.com/{'a' * 150}?token={'b' * 60}>",
+        " ".join(f"<{letter * 70}@example.org>" for letter in "abc"),
+        "Füße " * 40 + "am Ende",
+        "a" * 60 + " é " + "b" * 60,
+        "請求書のお知らせ  " * 12 + "。",
+        "Résumé  double  spaces é é",
+        "Invoice for " + "x" * 100,
+    ],
+)
+def test_long_headers_are_read_as_they_were_written(value: str) -> None:
+    raw = payload(publish(content={**MAIL, "subject": value, "headers": {"List-Unsubscribe": value}}))["raw"]
+    for name in ("Subject", "List-Unsubscribe"):
+        assert str(email.message_from_string(raw, policy=email.policy.default)[name]).lstrip() == value
+        unfolded = re.sub("\r\n", "", email.message_from_string(raw)[name]).lstrip()
+        assert str(make_header(decode_header(unfolded))) == value
+    if value.isascii():
+        assert "=?" not in raw  # what reads such a header does not decode words
+    else:
+        words = re.findall(r"=\?\S+\?=", raw)
+        assert max(map(len, words)) <= 75  # RFC 2047 2
+
+
+def test_without_time_zones_in_the_project_moments_are_the_same(settings: Any) -> None:
+    settings.USE_TZ, settings.TIME_ZONE = False, "Asia/Tokyo"
+    now = datetime.now(UTC)
+    mail = payload(publish(not_before=now + timedelta(hours=1), deadline=now + timedelta(hours=2)))
+    date = email.message_from_string(mail["raw"], policy=email.policy.default)["Date"].datetime
+    assert abs(date - now) < timedelta(minutes=1)
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT extract(epoch FROM available_at - created_at)::float8 FROM outbox_message")
+        assert 3590 < cursor.fetchone()[0] < 3610
 
 
 def test_bcc_is_in_the_envelope_only() -> None:
