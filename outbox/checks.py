@@ -5,13 +5,14 @@ from datetime import timedelta
 from typing import Any, get_origin, get_type_hints
 
 from django.conf import settings as django_settings
-from django.core.checks import CheckMessage, Error, Warning, register
-from django.db import connections, router
+from django.core.checks import CheckMessage, Error, Tags, Warning, register
+from django.db import DatabaseError, connections, router
 
 from outbox import channels
 from outbox.channels.email import EmailChannel
 from outbox.conf import Settings, settings
 from outbox.errors import InvalidSetting
+from outbox.inspection import status
 
 
 @register("outbox")
@@ -59,6 +60,30 @@ def check_database(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[Che
             hint="Keep them in PostgreSQL, in the database of the rows they tell about; a router may say so.",
             id="outbox.E002",
         )
+    ]
+
+
+@register("outbox", Tags.database)
+def check_messages(
+    app_configs: Sequence[Any] | None, databases: Sequence[str] | None = None, **kwargs: Any
+) -> list[CheckMessage]:
+    """No message waits for a channel that is not configured: no drainer would take it."""
+    from outbox.models import Message
+
+    alias = router.db_for_write(Message)
+    if alias not in (databases or ()) or connections[alias].vendor != "postgresql":
+        return []
+    try:
+        waiting = {channel.channel for channel in status(alias)}
+    except DatabaseError:
+        return []  # it is away, or migrations have not run
+    return [
+        Warning(
+            f"There are unfinished messages of channel {name!r}, which OUTBOX_CHANNELS does not have.",
+            hint=f"Configure {name!r} again, or decide about the messages with 'manage.py outbox'.",
+            id="outbox.W007",
+        )
+        for name in sorted(waiting - set(settings.CHANNELS))
     ]
 
 

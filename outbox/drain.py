@@ -15,7 +15,7 @@ from datetime import timedelta
 
 from django.db import InterfaceError, InternalError, OperationalError, connections
 
-from outbox import forgetting, metrics
+from outbox import channels, forgetting, metrics
 from outbox.channels.base import boottime
 from outbox.claims import Statements
 from outbox.errors import DatabaseForgot
@@ -106,6 +106,8 @@ class Drainer:
         self._sweeper = Sweeper(self._statements, pace.claim_ttl)
         self._listener = Listener(using, self.wake) if listen else None
         self._measures = measure
+        # Nobody drains a channel that is not configured, so every drainer tells of its messages.
+        self._unknown: set[str] = set()
         self._next_measure = 0.0
         self._backoff = 0.0
 
@@ -189,7 +191,9 @@ class Drainer:
 
     def _measure(self) -> None:
         if self._measures and time.monotonic() >= self._next_measure:
-            metrics.stands(self._by_name, status(self._using))
+            statuses = status(self._using)
+            self._unknown |= {status.channel for status in statuses} - set(channels.names())
+            metrics.stands([*self._by_name, *self._unknown], statuses)
             self._next_measure = time.monotonic() + MEASURE_EVERY
 
     def _may_claim(self, lane: Lane) -> bool:

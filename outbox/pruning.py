@@ -10,7 +10,8 @@ from outbox.statements import statement
 
 
 def prune(using: str, *, older_than: timedelta, batch_size: int = 1000) -> Iterator[int]:
-    """Empty the payload of messages sent or cancelled longer than `older_than` ago; yields the size of each batch.
+    """Empty the payload of messages sent longer than `older_than` ago, or cancelled (whenever that was) and published
+    longer ago; yields the size of each batch.
 
     Each batch is a transaction of its own, and waits for nobody. The dedupe_key, the digest and the outcome stay for
     ever, so that publishing the same again is still recognised.

@@ -24,8 +24,10 @@ class JobChannel(Channel):
 
     def prepare(self, content: Mapping[str, Any], *, dedupe_key: str) -> Any:
         """The broker message, complete."""
-        if not {"actor"} <= set(content) <= FIELDS:
-            raise InvalidContent(self.name, f"it has the fields {sorted(content)}, not actor, args, kwargs, options")
+        if not {"actor"} <= set(content) <= FIELDS or not isinstance(content["actor"], str):
+            raise InvalidContent(
+                self.name, f"it has the fields {sorted(content)}, not actor (a name), args, kwargs, options"
+            )
         import dramatiq  # only projects that use this channel have it
 
         try:
@@ -35,6 +37,11 @@ class JobChannel(Channel):
         args, kwargs, options = content.get("args", []), content.get("kwargs", {}), content.get("options", {})
         if not isinstance(args, list) or not isinstance(kwargs, Mapping) or not isinstance(options, Mapping):
             raise InvalidContent(self.name, "args is a list, kwargs and options are objects")
+        if late := {"delay", "eta"} & set(options):
+            # Only Dramatiq's own enqueue() puts such a message aside; here it would run at once.
+            raise InvalidContent(
+                self.name, f"options has {late.pop()!r}; publish(..., not_before=) says when it is due"
+            )
         return {
             "queue_name": actor.queue_name,
             "actor_name": actor.actor_name,

@@ -8,6 +8,7 @@ from django.db import InterfaceError, InternalError, OperationalError, Programmi
 
 EXIT_DATABASE_LOST = 75  # EX_TEMPFAIL of sysexits.h
 NO_SUCH_TABLE = "42P01"
+NO_PERMISSION = "42501"
 
 
 def known(using: str) -> str:
@@ -19,7 +20,7 @@ def known(using: str) -> str:
 
 @contextmanager
 def told() -> Iterator[None]:
-    """End the command with one sentence where the database is away, or only reads, or was never migrated."""
+    """End the command with one sentence where the database is away, only reads, was never migrated, or refuses it."""
     try:
         yield
     except (OperationalError, InterfaceError, InternalError) as error:
@@ -29,7 +30,13 @@ def told() -> Iterator[None]:
             returncode=EXIT_DATABASE_LOST,
         ) from error
     except ProgrammingError as error:
-        if getattr(error.__cause__, "sqlstate", None) != NO_SUCH_TABLE:
+        sqlstate = getattr(error.__cause__, "sqlstate", None)
+        if sqlstate == NO_PERMISSION:
+            raise CommandError(
+                f"the database refuses this to its role ({_cause(error)}): run it as the role that owns the tables, or "
+                f"grant what is missing (of tables SELECT, INSERT, UPDATE, DELETE; of sequences USAGE, UPDATE)"
+            ) from error
+        if sqlstate != NO_SUCH_TABLE:
             raise
         raise CommandError(f"the outbox has no tables here ({_cause(error)}): run manage.py migrate first") from error
 

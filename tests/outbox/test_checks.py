@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 from django.core.checks import CheckMessage, run_checks
-from django.db import connections
+from django.db import connections, transaction
+
+from outbox import publish
 
 SMTP = "django.core.mail.backends.smtp.EmailBackend"
 
@@ -126,3 +128,18 @@ def test_e006_claim_that_ends_before_a_send_does(settings: Any) -> None:
 def test_e006_send_that_may_take_no_time(settings: Any) -> None:
     settings.EMAIL_TIMEOUT = -1
     assert "-1 s" in the_one("outbox.E006").msg
+
+
+@pytest.mark.django_db
+def test_w007_messages_of_a_channel_that_is_not_configured(settings: Any) -> None:
+    def found() -> list[CheckMessage]:
+        return list(run_checks(tags=["outbox"], databases=["default"]))
+
+    with transaction.atomic():
+        publish("email", {"to": "a@example.org", "subject": "s", "text": "t"}, dedupe_key="k")
+    assert found() == []
+    settings.OUTBOX_CHANNELS = {}
+    (message,) = found()
+    assert message.id == "outbox.W007"
+    assert "'email'" in message.msg
+    assert message.hint

@@ -86,6 +86,9 @@ def test_broker_that_is_away_costs_no_attempts_and_loses_nothing(server: Private
         ({"actor": "nobody"}, "no actor 'nobody'"),
         ({"args": [1], "actor": "remind", "eta": 1}, "it has the fields"),
         ({"actor": "remind", "args": {"a": 1}}, "args is a list"),
+        ({"actor": []}, "actor"),
+        ({"actor": "remind", "options": {"delay": 1000}}, "'delay'; .*not_before="),
+        ({"actor": "remind", "options": {"eta": 1}}, "'eta'; .*not_before="),
     ],
 )
 def test_content_that_is_no_job_is_refused(content: dict[str, Any], reason: str, server: PrivateRedis) -> None:

@@ -24,6 +24,8 @@ def test_drainer_serves_depth_lag_outcomes_and_send_time(
 ) -> None:
     for number in range(3):
         publish(f"k{number}")
+    publish("orphan")
+    Message.objects.filter(dedupe_key="orphan").update(channel="fax")
     publish("lost", to="drop_after_dot@example.org")
     publish("refused", to="permfail@example.org")
     health = tmp_path / "health.json"
@@ -46,6 +48,7 @@ def test_drainer_serves_depth_lag_outcomes_and_send_time(
     assert value('outbox_send_seconds_count{channel="email"}') == 5
     assert value('outbox_lag_seconds_count{channel="email"}') == 1  # one batch
     assert value('outbox_messages{channel="email",state="due"}') is not None
+    assert value('outbox_messages{channel="fax",state="due"}') == 1  # although nobody drains it
     first: Any = wait_until(lambda: health.exists() and health.read_text())
     wait_until(lambda: health.read_text() != first, 15)  # it is rewritten as long as the drainer gets on
 

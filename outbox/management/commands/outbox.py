@@ -3,6 +3,7 @@
 import argparse
 import getpass
 import json
+import os
 import socket
 import sys
 from collections.abc import Iterable
@@ -89,7 +90,7 @@ class Command(BaseCommand):
             type=arguments.days,
             metavar="DAYS",
             required=True,
-            help="sent or cancelled longer ago",
+            help="sent longer ago; or cancelled, and published longer ago",
         )
         parsers["prune"].add_argument(
             "--batch-size", type=arguments.whole(10**5), default=1000, help="per transaction (default: 1000)"
@@ -170,7 +171,7 @@ class Command(BaseCommand):
         self.stdout.write(f"emptied {_messages(total)}")
 
     def _decide(self, action: Action, options: dict[str, Any]) -> None:
-        by = f"{getpass.getuser()}@{socket.gethostname()}"
+        by = _operator()
         refused = 0
         for message in self._chosen(options):
             if options["dry_run"]:
@@ -197,6 +198,15 @@ class Command(BaseCommand):
         if message is None:
             raise CommandError(f"there is no message {name!r}")
         return message
+
+
+def _operator() -> str:
+    """Who runs this process, as `user@host`."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        user = f"uid {os.getuid()}"
+    return f"{user}@{socket.gethostname()}"
 
 
 def _messages(count: int) -> str:
