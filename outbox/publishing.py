@@ -17,8 +17,8 @@ from outbox.errors import DedupeConflict, InvalidContent, NotInTransaction
 from outbox.models import Message
 from outbox.statements import statement
 
-# As JSON writes it: a backslash that is not itself escaped. Looked for only where the shorter text is, since that
-# takes a tenth of the time.
+# As JSON writes it: a backslash that is not itself escaped. Looked for only where the shorter text is, which
+# is found much sooner.
 _LIKE_NUL = rb"\u0000"
 _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 

