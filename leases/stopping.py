@@ -6,16 +6,17 @@ through is refused by the fence.
 
 What may be cancelled is a statement, never a COMMIT: cancelled while it waits for a standby, that would be reported
 done too early. So statements are watched as they begin and end, which tells the two apart, whoever opened the
-transaction; outside one, a statement that writes ends with a commit and is left alone. COPY, and what a server-side
-cursor fetches later, are not watched.
+transaction; outside one, a statement that writes ends with a commit and is left alone. COPY, what a server-side cursor
+fetches later, SQL on another alias, and what psycopg executes without Django's cursor are not watched.
 """
 
 import logging
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from django.db import DatabaseError, connections
@@ -33,8 +34,8 @@ _CANCEL_TIMEOUT_S = 2.0
 #: When a statement that still runs is cancelled again: the first cancellation can overtake it on the way to the server.
 _CANCEL_AGAIN_AFTER_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 #: A statement outside a transaction that reads; whatever else there is may write.
-_READS = re.compile(r"\s*(SELECT|WITH|VALUES|TABLE)\b", re.IGNORECASE)
-_WRITES = re.compile(r"\b(INSERT|UPDATE|DELETE|MERGE|INTO)\b", re.IGNORECASE)
+_READS = re.compile(r"[\s(]*(SELECT|WITH|VALUES|TABLE)\b", re.IGNORECASE)
+_WRITES = re.compile(r"\b(INSERT|UPDATE|DELETE|MERGE|INTO|leases_register|leases_release)\b", re.IGNORECASE)
 #: What Django sends between statements; a savepoint that could not be rolled back would keep what it should undo.
 _TRANSACTION_CONTROL = ("SAVEPOINT", "RELEASE", "ROLLBACK")
 
@@ -68,6 +69,8 @@ class _Work:
         """Execute a statement; raise LeaseLost instead, or in its place if it was cancelled, unless that was raised."""
         if isinstance(sql, str) and sql.startswith(_TRANSACTION_CONTROL):
             return execute(sql, params, many, context)
+        # A wrapper of the project's own may execute statements within this one.
+        around = self.statement
         statement = _Statement(sql, in_transaction=self.connection.in_atomic_block)
         try:
             # In flight before it looks: a loss after that look finds it.
@@ -85,9 +88,14 @@ class _Work:
         finally:
             # Twice, because the one asynchronous exception that a lost lease may raise can land in either.
             try:
-                self.job.in_flight(self, None)
+                self.job.in_flight(self, around)
             finally:
-                self.job.in_flight(self, None)
+                self.job.in_flight(self, around)
+
+    def stop_watching(self) -> None:
+        """Execute no more; somebody's `execute_wrapper()` that ended out of turn may have taken this one with it."""
+        with suppress(ValueError):
+            self.connection.execute_wrappers.remove(self.execute)
 
 
 class Job:
@@ -99,8 +107,8 @@ class Job:
 
     def __init__(self) -> None:
         self._running: dict[Lease, dict[int, _Work]] = {}
-        self._shields = 0
-        self._interrupts: list[Callable[[], None]] = []
+        self._shields: Counter[int] = Counter()
+        self._interrupts: list[tuple[int, Callable[[], None]]] = []
         self.reset()
 
     def reset(self) -> None:
@@ -109,7 +117,7 @@ class Job:
         self._guard = threading.Lock()
         for threads in self._running.values():
             for work in threads.values():
-                work.connection.execute_wrappers.remove(work.execute)
+                work.stop_watching()
         self._running = {}
 
     def started(self, lease: "Lease") -> None:
@@ -125,7 +133,7 @@ class Job:
             threads = self._running.get(lease, {})
             work = threads.pop(thread_id, None)
             if work is not None:
-                work.connection.execute_wrappers.remove(work.execute)
+                work.stop_watching()
             if not threads:
                 self._running.pop(lease, None)
 
@@ -140,8 +148,8 @@ class Job:
                     running[work] = work.statement
                     work.statement.is_cancelled = True
                     self._cancel(work.connection)
-            if not self._shields:
-                for interrupt in self._interrupts:
+            for thread_id, interrupt in self._interrupts:
+                if not self._shields[thread_id]:
                     self._call(interrupt)
         for pause_s in _CANCEL_AGAIN_AFTER_S:
             if not running:
@@ -166,28 +174,31 @@ class Job:
 
     @property
     def is_shielded(self) -> bool:
-        return self._shields > 0
+        """Whether this thread is; the others that work under the same lease are not."""
+        return self._shields[threading.get_ident()] > 0
 
     @contextmanager
     def shielded(self) -> Iterator[None]:
+        thread_id = threading.get_ident()
         with self._guard:
-            self._shields += 1
+            self._shields[thread_id] += 1
         try:
             yield
         finally:
             with self._guard:
-                self._shields -= 1
+                self._shields[thread_id] -= 1
 
     @contextmanager
     def interruptible(self, interrupt: Callable[[], None]) -> Iterator[None]:
         def end() -> None:
             with self._guard:
-                if interrupt in self._interrupts:
-                    self._interrupts.remove(interrupt)
+                if mine in self._interrupts:
+                    self._interrupts.remove(mine)
 
+        mine = threading.get_ident(), interrupt
         try:
             with self._guard:
-                self._interrupts.append(interrupt)
+                self._interrupts.append(mine)
             yield
         finally:
             # Twice, because the one asynchronous exception that a lost lease may raise can land in either.
