@@ -10,6 +10,7 @@ from typing import Any
 
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
+from psycopg.pq import TransactionStatus
 
 from leases.errors import FenceMissing, StaleToken, TableShadowed
 from leases.process import ProcessIdentity
@@ -21,6 +22,8 @@ OTHER_FENCE = "LF003"
 LOCK_NOT_AVAILABLE = "55P03"
 QUERY_CANCELED = "57014"
 NO_SUCH_TABLE = "42P01"
+
+_IN_TRANSACTION = (TransactionStatus.ACTIVE, TransactionStatus.INTRANS, TransactionStatus.INERROR)
 
 _SHADOW = """
 SELECT c.relname, c.relnamespace::regnamespace::text FROM pg_catalog.pg_class c
@@ -93,7 +96,7 @@ def register(registration: Registration, *, lock_timeout_ms: int, using: str) ->
                 "host": registration.process.host,
                 "pid": registration.process.pid,
                 "started": registration.process.started,
-                "thread": registration.thread[:255],
+                "thread": registration.thread.replace("\0", "")[:255],
             },
         )
         rows = cursor.fetchall()
@@ -165,7 +168,7 @@ def has_open_transaction(using: str) -> bool:
     """Say whether this thread has an open transaction on any connection to the database of `using`."""
     here = _address(connections[using])
     return any(
-        connection.in_atomic_block or (connection.connection is not None and not connection.get_autocommit())
+        _is_in_transaction(connection)
         for connection in connections.all(initialized_only=True)
         if _address(connection) == here
     )
@@ -174,18 +177,26 @@ def has_open_transaction(using: str) -> bool:
 def reopen_if_closed(using: str) -> None:
     """Give this thread a new connection if the server has closed the old one; never inside a transaction.
 
+    One that lives stays, also beyond CONN_MAX_AGE: temporary tables, settings and cursors of the caller live in it.
     Costs no round trip: what the server has not closed has nothing to say while nothing is asked.
     """
     connection: Any = connections[using]  # the stubs do not know of health checks
-    if connection.in_atomic_block:
+    if connection.connection is None or _is_in_transaction(connection):
         return
-    connection.close_if_unusable_or_obsolete()
-    if connection.connection is None:
-        return
-    if _is_silent(connection.connection):
+    if not connection.errors_occurred and _is_silent(connection.connection):
         connection.health_check_done = True
-    elif not connection.is_usable():
+    elif connection.is_usable():
+        connection.errors_occurred = False
+        connection.health_check_done = True
+    else:
         connection.close()
+
+
+def _is_in_transaction(connection: Any) -> bool:
+    """Say whether this connection has an open transaction, also one that was begun in SQL."""
+    if connection.connection is None or connection.in_atomic_block:
+        return bool(connection.in_atomic_block)
+    return not connection.get_autocommit() or connection.connection.info.transaction_status in _IN_TRANSACTION
 
 
 def _is_silent(connection: Any) -> bool:
