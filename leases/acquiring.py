@@ -59,7 +59,6 @@ def acquire(resource: str, *, ttl: timedelta, wait: timedelta = timedelta(0), us
         logger.info("%s", busy, extra={"event": "lease.busy", "resource": resource, "holder": busy.holder})
         metrics.busy(resource)
         raise
-    keeper.keep(lease)
     metrics.acquired(resource, waited_s=boottime() - asked_at)
     return lease
 
@@ -96,11 +95,16 @@ def _acquire_once(resource: str, *, ttl: timedelta, using: str, job: Job) -> Lea
             _give_back(resource, holder=holder, token=token)
             raise
         lease = Lease(resource, holder=holder, token=token, ttl=ttl, using=using, asked_at=asked_at, job=job)
-        for earlier in unreleased:
-            _report_unreleased(resource, earlier, using=using)
-        if boottime() >= lease.deadline:
+        try:
+            for earlier in unreleased:
+                _report_unreleased(resource, earlier, using=using)
+            if boottime() >= lease.deadline:
+                raise LeaseUnavailable(resource, reason="granting it took longer than it would have lasted")
+            keeper.keep(lease)
+        except BaseException:
+            # An outer lease of this thread may be lost meanwhile, and the report, being SQL, says so.
             lease.release()
-            raise LeaseUnavailable(resource, reason="granting it took longer than it would have lasted")
+            raise
         _log("lease.registered", "Leased %s under token %d.", resource, token)
         return lease
     _give_back(resource, holder=holder, token=token)

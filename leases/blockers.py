@@ -19,12 +19,14 @@ logger = logging.getLogger("leases")
 PATIENCE_MS = 250
 _LOOK_EVERY_S = 0.1
 
-# Never an active one: that may be a rival registration, or a commit. And only while the one that waits is at the fence:
-# behind a pooler that number may serve somebody else by now, in whose way others may stand as long as they like.
+# Never an active one: that may be a rival registration, or a commit. Never one that keeps a whole table, as a migration
+# does: a former holder keeps a row. And only while the one that waits is at the fence: behind a pooler that number may
+# serve somebody else by now, in whose way others may stand as long as they like.
 _TERMINATE = r"""
 SELECT b.pid, pg_terminate_backend(b.pid)
   FROM pg_stat_activity w JOIN pg_stat_activity b ON b.pid = ANY(pg_blocking_pids(w.pid))
  WHERE w.pid = %(waiting)s AND w.query ~ 'leases_register\(|INSERT INTO leases_fence'
+   AND w.wait_event IN ('transactionid', 'tuple')
    AND b.state_change < clock_timestamp() - make_interval(secs => %(patience_s)s)
    AND (b.state IN ('idle in transaction', 'idle in transaction (aborted)')
         OR b.wait_event_type = 'Client' AND b.wait_event = 'ClientWrite')
