@@ -193,28 +193,29 @@ class Lease:
     def release(self, *, linger: timedelta = timedelta(0)) -> None:
         """Give the lease back; a repeated release does nothing.
 
+        `hold()` does this. Done in its body, it leaves the rest of the body without a lease, so LeaseLost is raised.
+
         The keeper lets go first, then the end is written to the record, then the key is deleted if it is still this
-        holder's. Errors of either server are logged, not raised: the key expires by itself.
+        holder's; that of a lost lease is, unless LEASES_LOCK_DELAY is set. Errors of either server are logged, not
+        raised: the key expires by itself. Within an open transaction, as when a generator that holds a lease is closed
+        there, another thread does this over its own connection: rolled back, it would not have happened.
         """
         if self.process.pid != os.getpid() or self._ended == LeaseRecord.End.RELEASED:
             return
-        # A lost lease's key may still be there, as when Redis could not be reached; without it the next one can start.
-        in_time = self._end(LeaseRecord.End.RELEASED)
-        if in_time:
+        if self._end(LeaseRecord.End.RELEASED):
             metrics.released(self.resource, held_s=boottime() - self.granted_at)
-            self._record_release()
-        try:
-            with self._redis:
-                answer = redis_store.release(
-                    self.resource,
-                    holder=self.holder,
-                    token=self.token,
-                    linger_ms=round(linger / timedelta(milliseconds=1)) if in_time else 0,
-                )
-        except RedisError as error:
-            logger.warning("The key of %s could not be deleted and will expire: %s", self.resource, error)
-            return
-        if not in_time:
+            if fence.has_open_transaction(self.using):
+                errands.run(partial(self._give_back, linger=linger))
+            else:
+                self._give_back(linger=linger)
+        elif not conf.LOCK_DELAY:
+            # A lost lease's key may still be there, as when Redis could not be reached; without it the next can start.
+            self._delete_key()
+
+    def _give_back(self, *, linger: timedelta) -> None:
+        self._record_release()
+        answer = self._delete_key(linger)
+        if answer is None:
             return
         if answer != "released":
             self._report(Incident.Detector.RELEASE_REFUSED)
@@ -223,6 +224,15 @@ class Lease:
             self.resource,
             extra={"event": "lease.released", "resource": self.resource, "token": self.token},
         )
+
+    def _delete_key(self, linger: timedelta = timedelta(0)) -> str | None:
+        linger_ms = round(linger / timedelta(milliseconds=1))
+        try:
+            with self._redis:
+                return redis_store.release(self.resource, holder=self.holder, token=self.token, linger_ms=linger_ms)
+        except RedisError as error:
+            logger.warning("The key of %s could not be deleted and will expire: %s", self.resource, error)
+            return None
 
     def _record_release(self) -> None:
         with self.job.shielded():  # another lease of this thread may be lost; this is not the place to say so
