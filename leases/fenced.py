@@ -101,8 +101,11 @@ class FencedQuerySet(models.QuerySet[M]):
         if is_bypassed(using):
             yield []
             return
-        leases = [lease for lease in held_leases(using) if lease.is_held]
+        mine = held_leases(using)
+        leases = [lease for lease in mine if lease.is_held]
         if not leases:
+            for lost in mine:
+                lost.check()
             raise NotHeld(self.model.lease_resource)
         with presenting(leases, using, savepoint=False):
             yield leases

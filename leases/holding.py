@@ -62,11 +62,13 @@ def hold(
     raised by a statement that was cancelled because the lease is lost, or by the next one, or by `lease.check()`.
     """
     name = validated(resource)
-    _validate_linger(linger)
+    _validate(wait, what="wait")
+    _validate(linger, what="linger", longest=conf.MAX_TTL)
     mine = current_lease(name, using=using)
     if mine is not None:
         mine.check()
         yield mine
+        mine.check()
         return
     lease = acquire(name, ttl=conf.TTL if ttl is None else ttl, wait=wait, using=using, job=_thread.job)
     ended_well = False
@@ -84,11 +86,13 @@ def hold(
         lease.release(linger=linger if ended_well else timedelta(0))
 
 
-def _validate_linger(linger: object) -> None:
-    if not isinstance(linger, timedelta):
-        raise InvalidTtl(linger, what="linger", reason="it is not a timedelta")
-    if not timedelta(0) <= linger <= conf.MAX_TTL:
-        raise InvalidTtl(linger, what="linger", reason=f"it is not between zero and LEASES_MAX_TTL ({conf.MAX_TTL})")
+def _validate(value: object, *, what: str, longest: timedelta = timedelta.max) -> None:
+    if not isinstance(value, timedelta):
+        raise InvalidTtl(value, what=what, reason="it is not a timedelta")
+    if value < timedelta(0):
+        raise InvalidTtl(value, what=what, reason="it is negative")
+    if value > longest:
+        raise InvalidTtl(value, what=what, reason=f"it is longer than LEASES_MAX_TTL ({longest})")
 
 
 @contextmanager

@@ -77,3 +77,9 @@ def test_foreign_type_is_corruption_not_contention(redis: Any) -> None:
 def test_linger_that_cannot_be_is_refused_before_the_work_and_not_after_it(linger: Any) -> None:
     with pytest.raises(InvalidTtl, match="linger"), hold("customer:1", linger=linger):
         raise AssertionError("the body ran")
+
+
+@pytest.mark.parametrize("wait", [10, timedelta(seconds=-1), None])
+def test_wait_that_cannot_be_is_refused_by_its_name(wait: Any) -> None:
+    with pytest.raises(InvalidTtl, match="wait"), hold("customer:1", wait=wait):
+        raise AssertionError("the body ran")

@@ -1,7 +1,7 @@
 """A thread that lost its lease is told once, by LeaseLost or StaleToken, and what handles that may use the database."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -189,3 +189,23 @@ def test_thread_that_was_lent_the_lease_is_told_although_its_holder_knows_alread
         assert borrowed.wait(10)
         check_fails(lease)
         known.set()
+
+
+@pytest.mark.parametrize("write", ["update", "delete"])
+def test_queryset_of_a_lost_lease_says_that_it_is_lost(write: str, account: Account, resource: str) -> None:
+    with pytest.raises(LeaseLost), hold(resource) as lease:
+        check_fails(lease)
+        rows = Entry.objects.filter(account=account)
+        with pytest.raises(LeaseLost):
+            rows.delete() if write == "delete" else rows.update(account=account)
+
+
+def test_body_of_an_inner_hold_that_outlived_the_outer_one_is_told_at_its_end() -> None:
+    def rows() -> Generator[int]:
+        with hold("customer:1"):
+            yield 1
+
+    held = rows()
+    next(held)
+    with pytest.raises(LeaseLost), hold("customer:1"):
+        held.close()
