@@ -6,6 +6,7 @@ then cost one look per resource; derived from the row, because a row's own colum
 somebody without a lease writes it.
 """
 
+import re
 import string
 from typing import Any
 
@@ -85,8 +86,7 @@ class FenceTrigger(pgtrigger.Trigger):
         distinct = ", ".join(dict.fromkeys(columns.values()))
         rows = " UNION ".join(f"SELECT DISTINCT {distinct} FROM {side}" for side in self.sides)  # noqa: S608  # quoted names
         resource = " || ".join(
-            f"{columns[value]}::text" if kind == "field" else "'" + value.replace("'", "''") + "'"
-            for kind, value in parts
+            f"{columns[value]}::text" if kind == "field" else _literal(value) for kind, value in parts
         )
         return f"SELECT {resource} FROM ({rows}) AS keys"  # noqa: S608  # quoted names and literals of the template
 
@@ -136,6 +136,11 @@ def _column(model: type[models.Model], attname: str) -> str:
         if attname in (field.attname, field.name):
             return str(field.column)
     raise ValueError(f"{model._meta.label} has no field {attname!r}, which its resource template names")
+
+
+def _literal(text: str) -> str:
+    # Two dollar signs side by side would end the body of the trigger's function.
+    return "'" + re.sub(r"\$(?=\$)", "$' || '", text.replace("'", "''")) + "'"
 
 
 def _quoted(column: str) -> str:

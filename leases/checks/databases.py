@@ -66,6 +66,16 @@ def _triggers(connection: BaseDatabaseWrapper, model: Any, triggers: list[FenceT
     with connection.cursor() as cursor:
         cursor.execute(_TRIGGERS, [_quoted_table(connection, model)])
         installed = {name: (enabled, comment) for name, enabled, comment in cursor.fetchall()}
+    known = {trigger.get_pgid(model) for trigger in triggers}
+    for name in sorted(installed):
+        if name.startswith("pgtrigger_fence_") and name not in known:
+            yield Warning(
+                f"{model._meta.db_table} keeps fence trigger {name} of a former name of its model: once lease_resource "
+                "changes, it refuses every write.",
+                hint=f"Execute: DROP TRIGGER {connection.ops.quote_name(name)} ON {_quoted_table(connection, model)};",
+                obj=model,
+                id="leases.W026",
+            )
     for trigger in triggers:
         enabled, comment = installed.get(trigger.get_pgid(model), (None, None))
         uri = trigger.get_uri(model)

@@ -28,13 +28,40 @@ def fenced_models(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any)
 
 
 def _check(model: type[FencedModel]) -> Iterator[CheckMessage]:
-    if not model._meta.proxy:
+    if model._meta.proxy:
+        yield from _proxy(model)
+    else:
         concrete_parents = [parent for parent in model._meta.parents if not parent._meta.proxy]
         if concrete_parents:
             yield _multi_table(model, concrete_parents[0])
         else:
             yield from _check_template(model)
+        if not model._meta.managed:
+            yield _unmanaged(model)
     yield from _check_managers(model)
+
+
+def _proxy(model: type[FencedModel]) -> Iterator[CheckMessage]:
+    table_of: Any = model._meta.concrete_model
+    template = getattr(table_of, "lease_resource", None)
+    if model.__dict__.get("lease_resource", template) != template:
+        yield Error(
+            f"{model._meta.label} is a proxy with a lease_resource of its own, and its rows belong to {template!r}, "
+            f"that of {table_of._meta.label}: they can never be written through it.",
+            hint=f"Remove lease_resource from {model.__name__}.",
+            obj=model,
+            id="leases.E001",
+        )
+
+
+def _unmanaged(model: type[FencedModel]) -> CheckMessage:
+    return Error(
+        f"{model._meta.label} is fenced and not managed: no migration makes its triggers, and the database lets writes "
+        "without a lease through.",
+        hint=f"Remove managed = False from {model.__name__}.Meta, or make it a plain model.",
+        obj=model,
+        id="leases.E008",
+    )
 
 
 def _multi_table(model: type[models.Model], parent: type[models.Model]) -> CheckMessage:
@@ -77,6 +104,15 @@ def _check_column(model: type[FencedModel], name: str) -> Iterator[CheckMessage]
             id="leases.E002",
         )
         return
+    if isinstance(field, models.AutoField):
+        yield Error(
+            f"{model._meta.label}.lease_resource names {{{name}}}, which the database counts up: a row has none until "
+            "it is there, so that it belongs to nothing and can never be created.",
+            hint="Name a column whose value is known before: a ForeignKey, a UUIDField(default=uuid.uuid4), or a key "
+            "that you give yourself.",
+            obj=model,
+            id="leases.E009",
+        )
     target = field
     while isinstance(target, models.ForeignKey):
         target = target.target_field

@@ -200,6 +200,15 @@ def test_E023_partition_without_triggers() -> None:
         sql('DROP TABLE "ledger_entry of ""2026"""')
 
 
+def test_W026_trigger_of_a_former_name_of_the_model() -> None:
+    name = trigger_name("ledger.Entry:fence_delete")
+    sql(f"CREATE TRIGGER pgtrigger_fence_delete_former BEFORE DELETE ON ledger_entry EXECUTE FUNCTION {name}()")
+    [message] = database_checks()
+    assert message.id == "leases.W026"
+    sql(str(message.hint).removeprefix("Execute: "))
+    assert database_checks() == []
+
+
 def test_pending_migration_silences_what_it_will_put_right(monkeypatch: pytest.MonkeyPatch) -> None:
     """`migrate` runs these checks first, and must not be refused for what it is about to do."""
     name = trigger_name("ledger.Entry:fence_update")

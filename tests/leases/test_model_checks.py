@@ -2,16 +2,16 @@
 
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import pgtrigger
 import pytest
 from django.core.checks import CheckMessage, run_checks
 from django.core.management import call_command
-from django.db import models
+from django.db import DatabaseError, connection, models
 from django.test.utils import isolate_apps
 
-from leases import FencedManager, FencedModel
+from leases import FencedManager, FencedModel, hold
 from leases.checks import fenced_models
 from tests.leases.test_checks import ids
 from tests.ledger.models import Forgetful
@@ -64,6 +64,23 @@ def test_E001_no_template_at_all(scratch: None) -> None:
             app_label = "ledger"
 
     assert ids(checked(Row)) == ["leases.E001"]
+
+
+def test_E001_proxy_with_a_resource_of_its_own(scratch: None) -> None:
+    class Row(FencedModel, Good):
+        lease_resource = "account:{account_id}"
+
+        class Meta(FencedModel.Meta):
+            app_label = "ledger"
+
+    class Proxy(Row):
+        lease_resource = "book:{account_id}"
+
+        class Meta(FencedModel.Meta):
+            app_label = "ledger"
+            proxy = True
+
+    assert ids(checked(Row, Proxy)) == ["leases.E001"]
 
 
 @pytest.mark.parametrize("name", ["accountid", "account"])
@@ -126,6 +143,50 @@ def test_E005_column_that_may_be_null(scratch: None) -> None:
             app_label = "ledger"
 
     assert ids(checked(Row)) == ["leases.E005"]
+
+
+def test_E008_model_whose_table_no_migration_makes_has_no_trigger(scratch: None) -> None:
+    class Row(FencedModel, Good):
+        lease_resource = "account:{account_id}"
+
+        class Meta(FencedModel.Meta):
+            app_label = "ledger"
+            managed = False
+
+    assert ids(checked(Row)) == ["leases.E008"]
+
+
+def test_E009_automatic_key_that_a_new_row_does_not_have_yet(scratch: None) -> None:
+    class Row(FencedModel):
+        lease_resource = "row:{id}"
+        id = models.BigAutoField(primary_key=True)
+
+        class Meta(FencedModel.Meta):
+            app_label = "ledger"
+
+    assert ids(checked(Row)) == ["leases.E009"]
+
+
+@pytest.mark.parametrize("template", ["a$$b:{account_id}", "$$$'{account_id}$$", "$1:{account_id}"])
+def test_table_whose_resource_has_dollar_signs_is_fenced_all_the_same(scratch: None, template: str) -> None:
+    class Row(FencedModel, Good):
+        lease_resource = template
+
+        class Meta(FencedModel.Meta):
+            app_label = "ledger"
+
+    with connection.schema_editor() as editor:
+        editor.create_model(Row)
+    try:
+        for _, trigger in pgtrigger.registered(*(f"ledger.Row:fence_{event}" for event in ("insert", "delete"))):
+            trigger.install(cast(Any, Row))
+        with hold(template.format(account_id=1)):
+            Row.objects.create(account_id=1)
+        with pytest.raises(DatabaseError, match="not presented"), connection.cursor() as cursor:
+            cursor.execute("DELETE FROM ledger_row")
+    finally:
+        with connection.schema_editor() as editor:
+            editor.delete_model(Row)
 
 
 def test_W006_base_manager_overridden(scratch: None) -> None:
