@@ -1,6 +1,7 @@
 """The statements: what a drainer says to the database, each its own transaction. The SQL, with its reasons: sql/."""
 
 import json
+import math
 import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -32,6 +33,14 @@ class Held:
     id: int
     dedupe_key: str
     payload: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """What a message's intent allows: this attempt, until this reading of `boottime()`."""
+
+    attempt: int
+    hand_over_by: float
 
 
 @dataclass(slots=True)
@@ -76,12 +85,13 @@ class Statements:
 
     def mark_and_intend(
         self, accepted_claim: int, accepted: Mapping[int, Answer], claim: int, ids: Collection[int]
-    ) -> tuple[set[int], dict[int, int]]:
+    ) -> tuple[set[int], dict[int, Intent]]:
         """Mark what was accepted, and declare in the same commit that `ids` are about to be handed over.
 
-        Gives the ids that are sent now (the others are under a newer claim, or decided), and {id: number of this
-        attempt} for those that may be handed over.
+        Gives the ids that are sent now (the others are under a newer claim, or decided), and {id: its intent} for those
+        that may be handed over.
         """
+        start = boottime()  # before the database looks how much time is left
         marks = {
             "accepted_claim": accepted_claim,
             "accepted": list(accepted),
@@ -95,8 +105,12 @@ class Statements:
             ),
         }
         rows = self._rows_of_all("mark_and_intend", ids, {**marks, "claim": claim})
-        attempts = {id: attempt for id, attempt in rows if attempt is not None}
-        return {id for id, attempt in rows if attempt is None}, attempts
+        intents = {
+            id: Intent(attempt, math.inf if left_s is None else start + left_s)
+            for id, attempt, left_s in rows
+            if attempt is not None
+        }
+        return {id for id, attempt, _ in rows if attempt is None}, intents
 
     def mark_unsent(self, claim: int, id: int, answer: Answer, channel: Channel, delay: timedelta) -> str | None:
         """Mark one message that was not accepted; its new state, None when it is not this claim's any more."""

@@ -65,10 +65,11 @@ class PermanentFailure(OutboxError):
 
 
 class DeadlinePassed(OutboxError):
-    """The claim may have run out, so another drainer may hold this message: nothing more may be handed over."""
+    """The claim may have run out, so another drainer may hold this message, or its own deadline passed: nothing more is
+    handed over."""
 
     def __init__(self) -> None:
-        super().__init__("the claim's time ran out before the message was handed over; it was not sent")
+        super().__init__("the time of the claim or of the message ran out before it was handed over; it was not sent")
 
 
 class DecisionRefused(OutboxError):

@@ -11,8 +11,8 @@ from datetime import timedelta
 
 from outbox import channels, metrics
 from outbox.breaker import Breaker
-from outbox.channels.base import Answer, Outcome, Parcel
-from outbox.claims import Claim, Held, Statements
+from outbox.channels.base import Answer, Deadline, Outcome, Parcel
+from outbox.claims import Claim, Held, Intent, Statements
 from outbox.marking import Marks
 from outbox.rate import Rate
 from outbox.senders import Answered, Senders
@@ -152,18 +152,14 @@ class Lane:
         if not declared:
             self.mark()
             return
-        attempts = self._mark_and_declare(claim.number, [held.id for held in declared])
-        skipped = [held.id for held in declared if held.id not in attempts]
+        intents = self._mark_and_declare(claim.number, [held.id for held in declared])
+        skipped = [held.id for held in declared if held.id not in intents]
         if skipped:
             # Not ours any more, past its deadline, or being cancelled right now: whoever has it decides.
             self._marks.give_back(claim.number, skipped)
-        self._log("outbox.intent", f"about to hand over {len(attempts)}", claim.number, declared)
+        self._log("outbox.intent", f"about to hand over {len(intents)}", claim.number, declared)
         for batch in batches:
-            parcels = [
-                Parcel(held.id, self.name, held.dedupe_key, held.payload, attempts[held.id], claim.deadline)
-                for held in batch
-                if held.id in attempts
-            ]
+            parcels = [self._parcel(held, claim, intents[held.id]) for held in batch if held.id in intents]
             if parcels:
                 self._in_hand += 1
                 self._senders.hand(claim.number, parcels)
@@ -189,6 +185,10 @@ class Lane:
     def close(self) -> None:
         """End the sending threads."""
         self._senders.close()
+
+    def _parcel(self, held: Held, claim: Claim, intent: Intent) -> Parcel:
+        deadline = Deadline(claim.deadline.at, intent.hand_over_by)
+        return Parcel(held.id, self.name, held.dedupe_key, held.payload, intent.attempt, deadline)
 
     def _next_batch(self, claim: int) -> list[Held]:
         """The next few whose receivers may be tried; the others go back."""
@@ -219,7 +219,7 @@ class Lane:
                 extra={"event": f"outbox.breaker_{'opened' if away else 'closed'}", "channel": self.name, "host": host},
             )
 
-    def _mark_and_declare(self, claim: int, ids: list[int]) -> dict[int, int]:
+    def _mark_and_declare(self, claim: int, ids: list[int]) -> dict[int, Intent]:
         try:
             return self._marks.write(claim, ids)
         except Exception:

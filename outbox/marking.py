@@ -9,7 +9,7 @@ from django.db import InterfaceError, InternalError, OperationalError, Programmi
 
 from outbox import metrics, retries, signals
 from outbox.channels.base import Answer, Channel, Outcome
-from outbox.claims import Statements
+from outbox.claims import Intent, Statements
 from outbox.models import Message
 from outbox.senders import Answered
 
@@ -48,14 +48,14 @@ class Marks:
         """Take note of messages that go back, due after `delay`."""
         self._returning[claim, delay].extend(ids)
 
-    def write(self, claim: int = 0, ids: Collection[int] = ()) -> dict[int, int]:
+    def write(self, claim: int = 0, ids: Collection[int] = ()) -> dict[int, Intent]:
         """Write everything down, and declare that the messages `ids` of `claim` are about to be handed over, in the
-        commit of the first marks; {id: number of this attempt} for those that may be.
+        commit of the first marks; {id: its intent} for those that may be.
 
         Raises what the database raises; what was not written then is still here. Whether the intent was committed is
         not known then.
         """
-        attempts: dict[int, int] = {}
+        intents: dict[int, Intent] = {}
         while self._answered or ids:
             answered_claim, answered = next(iter(self._answered.items()), (claim, []))
             answered_ids = [one.parcel.id for one in answered]
@@ -64,7 +64,7 @@ class Marks:
                 logger.info("marking %d", len(answered), extra={"event": "outbox.marking", **extra})
             accepted = {a.parcel.id: a.answer for a in answered if a.answer.outcome is Outcome.ACCEPTED}
             if accepted or ids:
-                attempts |= self._mark_sent(answered_claim, accepted, claim, ids)
+                intents |= self._mark_sent(answered_claim, accepted, claim, ids)
                 answered[:] = [one for one in answered if one.parcel.id not in accepted]
                 ids = ()
             while answered:
@@ -82,13 +82,13 @@ class Marks:
             (returned_claim, delay), returning = next(iter(self._returning.items()))
             self._tally["given_back"] += self._statements.give_back(returned_claim, returning, delay)
             del self._returning[returned_claim, delay]
-        return attempts
+        return intents
 
     def _mark_sent(
         self, accepted_claim: int, accepted: dict[int, Answer], claim: int = 0, ids: Collection[int] = ()
-    ) -> dict[int, int]:
+    ) -> dict[int, Intent]:
         try:
-            sent, attempts = self._statements.mark_and_intend(accepted_claim, accepted, claim, ids)
+            sent, intents = self._statements.mark_and_intend(accepted_claim, accepted, claim, ids)
         except _OF_THE_DATABASE:
             raise
         except Exception:
@@ -107,7 +107,7 @@ class Marks:
             for id, answer in accepted.items():
                 if answer.refused and id in sent:
                     self._tell_of_refused(accepted_claim, id, answer)
-        return attempts
+        return intents
 
     def _tell_of_refused(self, claim: int, id: int, answer: Answer) -> None:
         metrics.recipients_refused(self._channel.name, len(answer.refused))

@@ -38,8 +38,8 @@ def publish(
     row that may yet be rolled back. The key is used up for ever: published again with the same content, the message
     that exists is returned, whatever became of it; with other content it is a DedupeConflict.
 
-    content: JSON; the fields are the channel's. not_before, deadline: aware datetimes; it is sent in between or not at
-    all. using: the database of the caller's transaction; default where the router writes messages.
+    content: JSON; the fields are the channel's. not_before, deadline: aware datetimes; it is handed over in between or
+    not at all. using: the database of the caller's transaction; default where the router writes messages.
 
     Raises NotInTransaction outside atomic(), InvalidContent, UnknownChannel, DedupeConflict.
     """

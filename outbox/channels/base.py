@@ -1,6 +1,7 @@
 """What a channel is: how to prepare a message when it is published, and how to hand it over later."""
 
 import enum
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -62,9 +63,14 @@ def boottime() -> float:
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """Until when a drainer may hand a message over: the end of its claim less a margin, on its own boot clock."""
+    """Until when a drainer may hand a message over: the end of its claim less a margin, on its own boot clock.
+
+    `hand_over_by` is the message's own last moment, if that is earlier: what was handed over by then may be answered
+    until the claim ends.
+    """
 
     at: float
+    hand_over_by: float = math.inf
 
     @classmethod
     def after(cls, seconds: float, start: float | None = None) -> "Deadline":
@@ -72,12 +78,12 @@ class Deadline:
         return cls((boottime() if start is None else start) + seconds)
 
     def remaining(self) -> float:
-        """Seconds left, negative once it passed."""
+        """Seconds left of the claim, negative once it ended."""
         return self.at - boottime()
 
     def check(self) -> None:
         """Raise DeadlinePassed if it passed. Call it right before the point of no return, with nothing in between."""
-        if self.remaining() <= 0:
+        if min(self.at, self.hand_over_by) <= boottime():
             raise DeadlinePassed
 
 

@@ -16,7 +16,8 @@
 -- count(*) FROM marked: after the marks, which may wait for a row; nobody can be waiting for an intent meanwhile.
 --
 -- Whatever the session's setting, the commit is on disk before it is reported.
--- Gives the ids that are sent now, without a number, and those that may be handed over, with that of the attempt.
+-- Gives the ids that are sent now, without a number, and those that may be handed over, with that of the attempt, and
+-- how many seconds are left to do so; null where that is no matter of the message's.
 WITH marked AS (
     UPDATE outbox_message
        SET state = 'sent',
@@ -41,8 +42,10 @@ intended AS (
                 FOR UPDATE SKIP LOCKED))
        AND claimed_until > clock_timestamp()
        AND coalesce(least(deadline_at, resend_until) > clock_timestamp(), true)
-    RETURNING id, attempts)
-SELECT id, attempts
-  FROM (SELECT id, NULL AS attempts FROM marked UNION ALL SELECT id, attempts FROM intended) AS both_of_them
+    RETURNING id, attempts, extract(epoch FROM least(deadline_at, resend_until) - clock_timestamp())::float8 AS left_s)
+SELECT id, attempts, left_s
+  FROM (SELECT id, NULL AS attempts, NULL AS left_s FROM marked
+        UNION ALL
+        SELECT id, attempts, left_s FROM intended) AS both_of_them
  WHERE (SELECT CASE WHEN current_setting('synchronous_commit') IN ('off', 'local')
                     THEN set_config('synchronous_commit', 'on', true) ELSE 'on' END) IS NOT NULL

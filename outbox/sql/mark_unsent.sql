@@ -5,7 +5,8 @@
 --   unknown, the receiver recognises repetition -> pending after %(delay)s, while the key's window and budgets last
 --   unknown otherwise                           -> in_doubt
 -- A message with an unknown attempt behind it (resend_until) never becomes dead: it is in doubt.
--- An attempt that never reached the receiver (%(refund)s) is not counted and leaves no entry in the history.
+-- An attempt that never reached the receiver (%(refund)s) is not counted, leaves no entry in the history, and ends in dead
+-- for no budget: a receiver may be away for longer than retries go on. The time runs from the first that reached it.
 -- Gives the new state, or no row: a newer claim has it, or somebody decided.
 UPDATE outbox_message AS m
    SET state = CASE WHEN d.again THEN 'pending' WHEN d.doubtful THEN 'in_doubt' ELSE 'dead' END,
@@ -13,6 +14,8 @@ UPDATE outbox_message AS m
        available_at = CASE WHEN d.again THEN clock_timestamp() + %(delay)s ELSE clock_timestamp() END,
        resend_until = CASE WHEN %(outcome)s = 'unknown' AND d.again
                            THEN coalesce(m.resend_until, d.window_end) ELSE m.resend_until END,
+       first_attempt_at = CASE WHEN %(refund)s AND m.attempts = 1 AND NOT d.doubtful THEN NULL
+                               ELSE m.first_attempt_at END,
        attempts = m.attempts - CASE WHEN %(refund)s THEN 1 ELSE 0 END,
        last_error = %(detail)s,
        history = CASE WHEN %(refund)s THEN m.history ELSE m.history || jsonb_build_object(
@@ -21,8 +24,8 @@ UPDATE outbox_message AS m
   FROM (SELECT id, doubtful, window_end,
                %(outcome)s <> 'refused permanently'
                AND (NOT doubtful OR coalesce(window_end > clock_timestamp() + %(delay)s, false))
-               AND (attempts < %(max_attempts)s OR %(refund)s)
-               AND first_attempt_at + %(retry_for)s > clock_timestamp() + %(delay)s AS again
+               AND (%(refund)s OR attempts < %(max_attempts)s
+                                  AND first_attempt_at + %(retry_for)s > clock_timestamp() + %(delay)s) AS again
           FROM (SELECT id, attempts, first_attempt_at,
                        %(outcome)s = 'unknown' OR resend_until IS NOT NULL AS doubtful,
                        coalesce(resend_until, CASE WHEN %(resend_always)s THEN timestamptz '9000-01-01'
