@@ -45,7 +45,8 @@ class FenceTriggerSql(compiler.UpsertTriggerSql):
                     SELECT resource INTO missing FROM ({func}) AS changed(resource)
                      WHERE (presented->'tokens' ? resource) IS NOT TRUE LIMIT 1;
                     IF FOUND THEN
-                        RAISE EXCEPTION 'not presented: %', missing USING ERRCODE = 'LF002';
+                        RAISE EXCEPTION 'not presented: %', missing USING ERRCODE = 'LF002',
+                            HINT = 'Take its lease with leases.hold(), and write inside lease.transaction().';
                     END IF;
                     RETURN NULL;
                 END

@@ -240,15 +240,15 @@ class Migration(migrations.Migration):
         ),
         pgtrigger.migrations.AddTrigger(
             model_name='invoice',
-            trigger=pgtrigger.compiler.Trigger(name='fence_insert', sql=leases.triggers.FenceTriggerSql(func='SELECT \'customer:\' || "customer_id"::text FROM (SELECT DISTINCT "customer_id" FROM new_rows) AS keys', hash='00ced464b8a64ea69dd3e923dab5851dca0b557e', level='STATEMENT', operation='INSERT', pgid='pgtrigger_fence_insert_0e5c4', referencing='REFERENCING NEW TABLE AS new_rows ', table='billing_invoice', when='AFTER')),
+            trigger=pgtrigger.compiler.Trigger(name='fence_insert', sql=leases.triggers.FenceTriggerSql(func='SELECT \'customer:\' || "customer_id"::text FROM (SELECT DISTINCT "customer_id" FROM new_rows) AS keys', hash='1ae0e7eb144843ea07e5b3751685001dc30b6a15', level='STATEMENT', operation='INSERT', pgid='pgtrigger_fence_insert_0e5c4', referencing='REFERENCING NEW TABLE AS new_rows ', table='billing_invoice', when='AFTER')),
         ),
         pgtrigger.migrations.AddTrigger(
             model_name='invoice',
-            trigger=pgtrigger.compiler.Trigger(name='fence_update', sql=leases.triggers.FenceTriggerSql(func='SELECT \'customer:\' || "customer_id"::text FROM (SELECT DISTINCT "customer_id" FROM new_rows UNION SELECT DISTINCT "customer_id" FROM old_rows) AS keys', hash='e6dae2c2370c88f55fd82c058d3359a6d9792ba9', level='STATEMENT', operation='UPDATE', pgid='pgtrigger_fence_update_2ca9e', referencing='REFERENCING OLD TABLE AS old_rows  NEW TABLE AS new_rows ', table='billing_invoice', when='AFTER')),
+            trigger=pgtrigger.compiler.Trigger(name='fence_update', sql=leases.triggers.FenceTriggerSql(func='SELECT \'customer:\' || "customer_id"::text FROM (SELECT DISTINCT "customer_id" FROM new_rows UNION SELECT DISTINCT "customer_id" FROM old_rows) AS keys', hash='79b8ffe008e1ed58f9dd77ebc8abecc780bef153', level='STATEMENT', operation='UPDATE', pgid='pgtrigger_fence_update_2ca9e', referencing='REFERENCING OLD TABLE AS old_rows  NEW TABLE AS new_rows ', table='billing_invoice', when='AFTER')),
         ),
         pgtrigger.migrations.AddTrigger(
             model_name='invoice',
-            trigger=pgtrigger.compiler.Trigger(name='fence_delete', sql=leases.triggers.FenceTriggerSql(func='SELECT \'customer:\' || "customer_id"::text FROM (SELECT DISTINCT "customer_id" FROM old_rows) AS keys', hash='7749e62e323bc31ec699db46b27ec6cb0e03db7f', level='STATEMENT', operation='DELETE', pgid='pgtrigger_fence_delete_fea7c', referencing='REFERENCING OLD TABLE AS old_rows ', table='billing_invoice', when='AFTER')),
+            trigger=pgtrigger.compiler.Trigger(name='fence_delete', sql=leases.triggers.FenceTriggerSql(func='SELECT \'customer:\' || "customer_id"::text FROM (SELECT DISTINCT "customer_id" FROM old_rows) AS keys', hash='5adac9be059589d632de1103faac918a6e9267cd', level='STATEMENT', operation='DELETE', pgid='pgtrigger_fence_delete_fea7c', referencing='REFERENCING OLD TABLE AS old_rows ', table='billing_invoice', when='AFTER')),
         ),
         migrations.AddConstraint(
             model_name='creditnote',
@@ -260,15 +260,15 @@ class Migration(migrations.Migration):
         ),
         pgtrigger.migrations.AddTrigger(
             model_name='creditnote',
-            trigger=pgtrigger.compiler.Trigger(name='fence_insert', sql=leases.triggers.FenceTriggerSql(func='SELECT \'customer:\' || "customer_id"::text FROM (SELECT DISTINCT "customer_id" FROM new_rows) AS keys', hash='94310611726031d255bc30bb0bae583d0ef0242e', level='STATEMENT', operation='INSERT', pgid='pgtrigger_fence_insert_f356a', referencing='REFERENCING NEW TABLE AS new_rows ', table='billing_creditnote', when='AFTER')),
+            trigger=pgtrigger.compiler.Trigger(name='fence_insert', sql=leases.triggers.FenceTriggerSql(func='SELECT \'customer:\' || "customer_id"::text FROM (SELECT DISTINCT "customer_id" FROM new_rows) AS keys', hash='e9352d0d6feaa39116227eef1a52895d3a60bb27', level='STATEMENT', operation='INSERT', pgid='pgtrigger_fence_insert_f356a', referencing='REFERENCING NEW TABLE AS new_rows ', table='billing_creditnote', when='AFTER')),
         ),
         pgtrigger.migrations.AddTrigger(
             model_name='creditnote',
-            trigger=pgtrigger.compiler.Trigger(name='fence_update', sql=leases.triggers.FenceTriggerSql(func='SELECT \'customer:\' || "customer_id"::text FROM (SELECT DISTINCT "customer_id" FROM new_rows UNION SELECT DISTINCT "customer_id" FROM old_rows) AS keys', hash='42115398a1287c4796063ccd2a08438733573e52', level='STATEMENT', operation='UPDATE', pgid='pgtrigger_fence_update_0ea78', referencing='REFERENCING OLD TABLE AS old_rows  NEW TABLE AS new_rows ', table='billing_creditnote', when='AFTER')),
+            trigger=pgtrigger.compiler.Trigger(name='fence_update', sql=leases.triggers.FenceTriggerSql(func='SELECT \'customer:\' || "customer_id"::text FROM (SELECT DISTINCT "customer_id" FROM new_rows UNION SELECT DISTINCT "customer_id" FROM old_rows) AS keys', hash='c183cc3849514ae9903c82bcb71043cbee61ad21', level='STATEMENT', operation='UPDATE', pgid='pgtrigger_fence_update_0ea78', referencing='REFERENCING OLD TABLE AS old_rows  NEW TABLE AS new_rows ', table='billing_creditnote', when='AFTER')),
         ),
         pgtrigger.migrations.AddTrigger(
             model_name='creditnote',
-            trigger=pgtrigger.compiler.Trigger(name='fence_delete', sql=leases.triggers.FenceTriggerSql(func='SELECT \'customer:\' || "customer_id"::text FROM (SELECT DISTINCT "customer_id" FROM old_rows) AS keys', hash='c85ffac5886075d5e41e9b73c1650092c89af96b', level='STATEMENT', operation='DELETE', pgid='pgtrigger_fence_delete_72346', referencing='REFERENCING OLD TABLE AS old_rows ', table='billing_creditnote', when='AFTER')),
+            trigger=pgtrigger.compiler.Trigger(name='fence_delete', sql=leases.triggers.FenceTriggerSql(func='SELECT \'customer:\' || "customer_id"::text FROM (SELECT DISTINCT "customer_id" FROM old_rows) AS keys', hash='99fdba2f4e103a2f755abad0597ced99ff88c9ea', level='STATEMENT', operation='DELETE', pgid='pgtrigger_fence_delete_72346', referencing='REFERENCING OLD TABLE AS old_rows ', table='billing_creditnote', when='AFTER')),
         ),
         migrations.AddConstraint(
             model_name='invoiceline',
@@ -280,15 +280,15 @@ class Migration(migrations.Migration):
         ),
         pgtrigger.migrations.AddTrigger(
             model_name='invoiceline',
-            trigger=pgtrigger.compiler.Trigger(name='fence_insert', sql=leases.triggers.FenceTriggerSql(func='SELECT \'customer:\' || "customer_id"::text FROM (SELECT DISTINCT "customer_id" FROM new_rows) AS keys', hash='b965eef2853137a13b090f679ccf6533146a1e21', level='STATEMENT', operation='INSERT', pgid='pgtrigger_fence_insert_292fd', referencing='REFERENCING NEW TABLE AS new_rows ', table='billing_invoiceline', when='AFTER')),
+            trigger=pgtrigger.compiler.Trigger(name='fence_insert', sql=leases.triggers.FenceTriggerSql(func='SELECT \'customer:\' || "customer_id"::text FROM (SELECT DISTINCT "customer_id" FROM new_rows) AS keys', hash='0b20a7322b356ef98e0d59850a2553aee93fec71', level='STATEMENT', operation='INSERT', pgid='pgtrigger_fence_insert_292fd', referencing='REFERENCING NEW TABLE AS new_rows ', table='billing_invoiceline', when='AFTER')),
         ),
         pgtrigger.migrations.AddTrigger(
             model_name='invoiceline',
-            trigger=pgtrigger.compiler.Trigger(name='fence_update', sql=leases.triggers.FenceTriggerSql(func='SELECT \'customer:\' || "customer_id"::text FROM (SELECT DISTINCT "customer_id" FROM new_rows UNION SELECT DISTINCT "customer_id" FROM old_rows) AS keys', hash='18df2d6b1011034d4f3932d6c60269fe0220d334', level='STATEMENT', operation='UPDATE', pgid='pgtrigger_fence_update_15510', referencing='REFERENCING OLD TABLE AS old_rows  NEW TABLE AS new_rows ', table='billing_invoiceline', when='AFTER')),
+            trigger=pgtrigger.compiler.Trigger(name='fence_update', sql=leases.triggers.FenceTriggerSql(func='SELECT \'customer:\' || "customer_id"::text FROM (SELECT DISTINCT "customer_id" FROM new_rows UNION SELECT DISTINCT "customer_id" FROM old_rows) AS keys', hash='50969368844eed894dd2cbef49a42e5822ab106e', level='STATEMENT', operation='UPDATE', pgid='pgtrigger_fence_update_15510', referencing='REFERENCING OLD TABLE AS old_rows  NEW TABLE AS new_rows ', table='billing_invoiceline', when='AFTER')),
         ),
         pgtrigger.migrations.AddTrigger(
             model_name='invoiceline',
-            trigger=pgtrigger.compiler.Trigger(name='fence_delete', sql=leases.triggers.FenceTriggerSql(func='SELECT \'customer:\' || "customer_id"::text FROM (SELECT DISTINCT "customer_id" FROM old_rows) AS keys', hash='4d4212c94c086066b9e1572ef968dca6533e4fe7', level='STATEMENT', operation='DELETE', pgid='pgtrigger_fence_delete_f08c3', referencing='REFERENCING OLD TABLE AS old_rows ', table='billing_invoiceline', when='AFTER')),
+            trigger=pgtrigger.compiler.Trigger(name='fence_delete', sql=leases.triggers.FenceTriggerSql(func='SELECT \'customer:\' || "customer_id"::text FROM (SELECT DISTINCT "customer_id" FROM old_rows) AS keys', hash='9ab1675d505c5fe595897246dd3990777be9e889', level='STATEMENT', operation='DELETE', pgid='pgtrigger_fence_delete_f08c3', referencing='REFERENCING OLD TABLE AS old_rows ', table='billing_invoiceline', when='AFTER')),
         ),
         migrations.AddIndex(
             model_name='item',
@@ -320,15 +320,15 @@ class Migration(migrations.Migration):
         ),
         pgtrigger.migrations.AddTrigger(
             model_name='taxanswer',
-            trigger=pgtrigger.compiler.Trigger(name='fence_insert', sql=leases.triggers.FenceTriggerSql(func='SELECT \'customer:\' || "customer_id"::text FROM (SELECT DISTINCT "customer_id" FROM new_rows) AS keys', hash='3669c7c56d61390001b2005d3572ae1f5f7a8863', level='STATEMENT', operation='INSERT', pgid='pgtrigger_fence_insert_0f4a1', referencing='REFERENCING NEW TABLE AS new_rows ', table='billing_taxanswer', when='AFTER')),
+            trigger=pgtrigger.compiler.Trigger(name='fence_insert', sql=leases.triggers.FenceTriggerSql(func='SELECT \'customer:\' || "customer_id"::text FROM (SELECT DISTINCT "customer_id" FROM new_rows) AS keys', hash='c7ddba53d27e3bf3be4347c5506d1fcce7a1f9a9', level='STATEMENT', operation='INSERT', pgid='pgtrigger_fence_insert_0f4a1', referencing='REFERENCING NEW TABLE AS new_rows ', table='billing_taxanswer', when='AFTER')),
         ),
         pgtrigger.migrations.AddTrigger(
             model_name='taxanswer',
-            trigger=pgtrigger.compiler.Trigger(name='fence_update', sql=leases.triggers.FenceTriggerSql(func='SELECT \'customer:\' || "customer_id"::text FROM (SELECT DISTINCT "customer_id" FROM new_rows UNION SELECT DISTINCT "customer_id" FROM old_rows) AS keys', hash='317ae13f51f04cd4b8794ca851390563bc137135', level='STATEMENT', operation='UPDATE', pgid='pgtrigger_fence_update_df371', referencing='REFERENCING OLD TABLE AS old_rows  NEW TABLE AS new_rows ', table='billing_taxanswer', when='AFTER')),
+            trigger=pgtrigger.compiler.Trigger(name='fence_update', sql=leases.triggers.FenceTriggerSql(func='SELECT \'customer:\' || "customer_id"::text FROM (SELECT DISTINCT "customer_id" FROM new_rows UNION SELECT DISTINCT "customer_id" FROM old_rows) AS keys', hash='dac25049f0443a2c9acc3c64272fdb7bdd678b60', level='STATEMENT', operation='UPDATE', pgid='pgtrigger_fence_update_df371', referencing='REFERENCING OLD TABLE AS old_rows  NEW TABLE AS new_rows ', table='billing_taxanswer', when='AFTER')),
         ),
         pgtrigger.migrations.AddTrigger(
             model_name='taxanswer',
-            trigger=pgtrigger.compiler.Trigger(name='fence_delete', sql=leases.triggers.FenceTriggerSql(func='SELECT \'customer:\' || "customer_id"::text FROM (SELECT DISTINCT "customer_id" FROM old_rows) AS keys', hash='bde6f5c215e6c4c6bba7ac46e758704834240cce', level='STATEMENT', operation='DELETE', pgid='pgtrigger_fence_delete_43d0b', referencing='REFERENCING OLD TABLE AS old_rows ', table='billing_taxanswer', when='AFTER')),
+            trigger=pgtrigger.compiler.Trigger(name='fence_delete', sql=leases.triggers.FenceTriggerSql(func='SELECT \'customer:\' || "customer_id"::text FROM (SELECT DISTINCT "customer_id" FROM old_rows) AS keys', hash='2c54a4d4090dd5da4d3a3381959836f24b37ceff', level='STATEMENT', operation='DELETE', pgid='pgtrigger_fence_delete_43d0b', referencing='REFERENCING OLD TABLE AS old_rows ', table='billing_taxanswer', when='AFTER')),
         ),
         migrations.AddIndex(
             model_name='usageevent',

@@ -193,6 +193,14 @@ def test_row_that_moves_needs_both_leases(account: Account, resource: str) -> No
     assert Entry.objects.get(pk=entry.pk).account == other
 
 
+def test_refusal_by_the_database_hints_what_to_do(account: Account) -> None:
+    with pytest.raises(DatabaseError) as refused:
+        RAW["INSERT"](account, Entry())
+    cause = refused.value.__cause__
+    assert isinstance(cause, psycopg.Error)
+    assert "lease.transaction()" in str(cause.diag.message_hint)
+
+
 def test_cascade_of_a_foreign_key_is_refused_by_the_database(account: Account, resource: str) -> None:
     existing(account)
     sql(

@@ -59,15 +59,15 @@ class Migration(migrations.Migration):
         ),
         pgtrigger.migrations.AddTrigger(
             model_name='forgetful',
-            trigger=pgtrigger.compiler.Trigger(name='fence_insert', sql=leases.triggers.FenceTriggerSql(func='SELECT \'book\'\'s \' || "region"::text || \'/\' || "account_id"::text FROM (SELECT DISTINCT "region", "account_id" FROM new_rows) AS keys', hash='72d9dd296eef484d7c981f1a0e1aa775fc6605bf', level='STATEMENT', operation='INSERT', pgid='pgtrigger_fence_insert_811d1', referencing='REFERENCING NEW TABLE AS new_rows ', table='ledger_forgetful', when='AFTER')),
+            trigger=pgtrigger.compiler.Trigger(name='fence_insert', sql=leases.triggers.FenceTriggerSql(func='SELECT \'book\'\'s \' || "region"::text || \'/\' || "account_id"::text FROM (SELECT DISTINCT "region", "account_id" FROM new_rows) AS keys', hash='bab84cd0c0efa056c2502fdf30ce8d673320f7c6', level='STATEMENT', operation='INSERT', pgid='pgtrigger_fence_insert_811d1', referencing='REFERENCING NEW TABLE AS new_rows ', table='ledger_forgetful', when='AFTER')),
         ),
         pgtrigger.migrations.AddTrigger(
             model_name='forgetful',
-            trigger=pgtrigger.compiler.Trigger(name='fence_update', sql=leases.triggers.FenceTriggerSql(func='SELECT \'book\'\'s \' || "region"::text || \'/\' || "account_id"::text FROM (SELECT DISTINCT "region", "account_id" FROM new_rows UNION SELECT DISTINCT "region", "account_id" FROM old_rows) AS keys', hash='eb81b6ec88b12f92828e5aac3b04d65d87694230', level='STATEMENT', operation='UPDATE', pgid='pgtrigger_fence_update_2d270', referencing='REFERENCING OLD TABLE AS old_rows  NEW TABLE AS new_rows ', table='ledger_forgetful', when='AFTER')),
+            trigger=pgtrigger.compiler.Trigger(name='fence_update', sql=leases.triggers.FenceTriggerSql(func='SELECT \'book\'\'s \' || "region"::text || \'/\' || "account_id"::text FROM (SELECT DISTINCT "region", "account_id" FROM new_rows UNION SELECT DISTINCT "region", "account_id" FROM old_rows) AS keys', hash='e9a5e4403e12a2537f6dd6a0847e8d1d092d9fc9', level='STATEMENT', operation='UPDATE', pgid='pgtrigger_fence_update_2d270', referencing='REFERENCING OLD TABLE AS old_rows  NEW TABLE AS new_rows ', table='ledger_forgetful', when='AFTER')),
         ),
         pgtrigger.migrations.AddTrigger(
             model_name='forgetful',
-            trigger=pgtrigger.compiler.Trigger(name='fence_delete', sql=leases.triggers.FenceTriggerSql(func='SELECT \'book\'\'s \' || "region"::text || \'/\' || "account_id"::text FROM (SELECT DISTINCT "region", "account_id" FROM old_rows) AS keys', hash='8c054498b8f576092c1a326c80b3a4b0a2b16549', level='STATEMENT', operation='DELETE', pgid='pgtrigger_fence_delete_5ad61', referencing='REFERENCING OLD TABLE AS old_rows ', table='ledger_forgetful', when='AFTER')),
+            trigger=pgtrigger.compiler.Trigger(name='fence_delete', sql=leases.triggers.FenceTriggerSql(func='SELECT \'book\'\'s \' || "region"::text || \'/\' || "account_id"::text FROM (SELECT DISTINCT "region", "account_id" FROM old_rows) AS keys', hash='19d9e1258f7f893f4c3396144acd8528965f75bd', level='STATEMENT', operation='DELETE', pgid='pgtrigger_fence_delete_5ad61', referencing='REFERENCING OLD TABLE AS old_rows ', table='ledger_forgetful', when='AFTER')),
         ),
         migrations.AddField(
             model_name='plain',
@@ -76,14 +76,14 @@ class Migration(migrations.Migration):
         ),
         pgtrigger.migrations.AddTrigger(
             model_name='entry',
-            trigger=pgtrigger.compiler.Trigger(name='fence_insert', sql=leases.triggers.FenceTriggerSql(func='SELECT \'account:\' || "account_id"::text FROM (SELECT DISTINCT "account_id" FROM new_rows) AS keys', hash='434791ca6439f5246539b3d22cce0a49981c8193', level='STATEMENT', operation='INSERT', pgid='pgtrigger_fence_insert_73b1b', referencing='REFERENCING NEW TABLE AS new_rows ', table='ledger_entry', when='AFTER')),
+            trigger=pgtrigger.compiler.Trigger(name='fence_insert', sql=leases.triggers.FenceTriggerSql(func='SELECT \'account:\' || "account_id"::text FROM (SELECT DISTINCT "account_id" FROM new_rows) AS keys', hash='a2f48b68ebd2bf369274a0afe67060c0009ff5fc', level='STATEMENT', operation='INSERT', pgid='pgtrigger_fence_insert_73b1b', referencing='REFERENCING NEW TABLE AS new_rows ', table='ledger_entry', when='AFTER')),
         ),
         pgtrigger.migrations.AddTrigger(
             model_name='entry',
-            trigger=pgtrigger.compiler.Trigger(name='fence_update', sql=leases.triggers.FenceTriggerSql(func='SELECT \'account:\' || "account_id"::text FROM (SELECT DISTINCT "account_id" FROM new_rows UNION SELECT DISTINCT "account_id" FROM old_rows) AS keys', hash='006c82456d50df93135bc4e11fc90ad4fd6d1e36', level='STATEMENT', operation='UPDATE', pgid='pgtrigger_fence_update_17e09', referencing='REFERENCING OLD TABLE AS old_rows  NEW TABLE AS new_rows ', table='ledger_entry', when='AFTER')),
+            trigger=pgtrigger.compiler.Trigger(name='fence_update', sql=leases.triggers.FenceTriggerSql(func='SELECT \'account:\' || "account_id"::text FROM (SELECT DISTINCT "account_id" FROM new_rows UNION SELECT DISTINCT "account_id" FROM old_rows) AS keys', hash='d0998f7d24e4ac3889a906dc0d0c12d34918918c', level='STATEMENT', operation='UPDATE', pgid='pgtrigger_fence_update_17e09', referencing='REFERENCING OLD TABLE AS old_rows  NEW TABLE AS new_rows ', table='ledger_entry', when='AFTER')),
         ),
         pgtrigger.migrations.AddTrigger(
             model_name='entry',
-            trigger=pgtrigger.compiler.Trigger(name='fence_delete', sql=leases.triggers.FenceTriggerSql(func='SELECT \'account:\' || "account_id"::text FROM (SELECT DISTINCT "account_id" FROM old_rows) AS keys', hash='80c6895c3a96c1921f247309ca6b869940b337f9', level='STATEMENT', operation='DELETE', pgid='pgtrigger_fence_delete_62f48', referencing='REFERENCING OLD TABLE AS old_rows ', table='ledger_entry', when='AFTER')),
+            trigger=pgtrigger.compiler.Trigger(name='fence_delete', sql=leases.triggers.FenceTriggerSql(func='SELECT \'account:\' || "account_id"::text FROM (SELECT DISTINCT "account_id" FROM old_rows) AS keys', hash='aa4fb6683f5b0982e704c85f7bb810818e5d154d', level='STATEMENT', operation='DELETE', pgid='pgtrigger_fence_delete_62f48', referencing='REFERENCING OLD TABLE AS old_rows ', table='ledger_entry', when='AFTER')),
         ),
     ]
