@@ -59,7 +59,9 @@ PRESENT = (
          before := set_config('lock_timeout', time_limit, true);
          before := set_config('idle_in_transaction_session_timeout', time_limit, true);
          before := set_config('tcp_user_timeout', time_limit, true);
-         before := set_config('synchronous_commit', 'on', true);
+         IF current_setting('synchronous_commit') <> 'remote_apply' THEN
+           before := set_config('synchronous_commit', 'on', true);
+         END IF;
          SELECT f.tableoid INTO fence FROM leases_fence f
           WHERE f.resource = wanted AND f.token = proved FOR SHARE OF f;
          IF NOT FOUND THEN
@@ -97,8 +99,10 @@ INSERT_RECEIPT = (
          former_limit text := current_setting('lock_timeout');
        BEGIN
          PERFORM set_config('lock_timeout', time_limit, true),
-                 set_config('idle_in_transaction_session_timeout', idle_limit, true),
-                 set_config('synchronous_commit', 'on', true);
+                 set_config('idle_in_transaction_session_timeout', idle_limit, true);
+         IF current_setting('synchronous_commit') <> 'remote_apply' THEN
+           PERFORM set_config('synchronous_commit', 'on', true);
+         END IF;
          INSERT INTO leases_receipt AS r
                 (key, actor, state, reason, attempts, message_id, ran_at, asked_again, expires_at)
          VALUES (wanted, by_function, 'done', '', 1, by_message, clock_timestamp(), 0, clock_timestamp() + kept)

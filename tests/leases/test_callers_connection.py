@@ -3,9 +3,9 @@
 from typing import Any
 
 import pytest
-from django.db import DatabaseError, connection
+from django.db import DatabaseError, connection, transaction
 
-from leases import hold
+from leases import fence, hold
 from leases.errors import InsideTransaction
 from leases.models import LeaseRecord
 from tests.ledger.models import Account
@@ -73,3 +73,19 @@ def test_transaction_that_ends_after_the_lease_is_committed_whole(begun_in_sql: 
         connection.set_autocommit(True)
     assert Account.objects.filter(name="committed").exists()
     wait_until(lambda: LeaseRecord.objects.get().end == LeaseRecord.End.RELEASED)
+
+
+@pytest.mark.parametrize(
+    ("asked", "kept"), [("off", "on"), ("local", "on"), ("remote_write", "on"), ("remote_apply", "remote_apply")]
+)
+@pytest.mark.parametrize("by", ["present", "receipt"])
+def test_commit_of_a_presented_token_or_a_receipt_waits_no_less_than_its_transaction_asked_for(
+    asked: str, kept: str, by: str
+) -> None:
+    with hold("customer:1") as lease, transaction.atomic():
+        execute(f"SET LOCAL synchronous_commit = {asked}")
+        if by == "present":
+            fence.present("customer:1", lease.token, ttl_ms=60_000, using="default")
+        else:
+            execute("SELECT leases_insert_receipt('a', 'b', 'c', '1s', '1s', '1 day')")
+        assert execute("SHOW synchronous_commit") == [(kept,)]
