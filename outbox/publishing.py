@@ -5,7 +5,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from django.db import connections, router
@@ -21,6 +21,11 @@ from outbox.statements import statement
 # is found much sooner.
 _LIKE_NUL = rb"\u0000"
 _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
+_NOT_STORABLE = re.compile("[\0\ud800-\udfff]")  # NUL, and halves of surrogate pairs
+
+# Deep enough for any content, and far from where a drainer, whose stack may be deeper than the caller's, could not
+# decode it.
+MOST_LEVELS = 100
 
 
 def publish(
@@ -45,11 +50,11 @@ def publish(
     """
     alias = _in_transaction("publish()", using)
     digest = _digest(channel, content)
-    if not dedupe_key or len(dedupe_key) > 500 or "\0" in dedupe_key:
-        raise InvalidContent(channel, f"the dedupe_key is {dedupe_key[:50]!r}; it has 1 to 500 characters")
+    if not isinstance(dedupe_key, str) or not 0 < len(dedupe_key) <= 500 or _NOT_STORABLE.search(dedupe_key):
+        raise InvalidContent(channel, f"the dedupe_key is {dedupe_key!r:.70}; it is text of 1 to 500 characters")
     for name, moment in {"not_before": not_before, "deadline": deadline}.items():
-        if moment is not None and timezone.is_naive(moment):
-            raise InvalidContent(channel, f"{name} is {moment}, without a time zone")
+        if moment is not None:
+            _check_moment(channel, name, moment)
     payload = _channel(channel).prepare(content, dedupe_key=dedupe_key)
     values = {
         "channel": channel,
@@ -89,6 +94,8 @@ def cancel(dedupe_key: str, *, using: str | None = None) -> bool:
     cancelled too, so that nobody sends it again by hand. Raises NotInTransaction outside atomic().
     """
     alias = _in_transaction("cancel()", using)
+    if _NOT_STORABLE.search(dedupe_key):
+        return False
     with connections[alias].cursor() as cursor:
         cursor.execute(statement("cancel"), {"dedupe_key": dedupe_key})
         row = cursor.fetchone()
@@ -109,6 +116,17 @@ def _known(alias: str, dedupe_key: str, digest: str) -> Message:
     return message
 
 
+def _check_moment(channel: str, name: str, moment: Any) -> None:
+    if not isinstance(moment, datetime):
+        raise InvalidContent(channel, f"{name} is {moment!r}, not a datetime")
+    if timezone.is_naive(moment):
+        raise InvalidContent(channel, f"{name} is {moment}, without a time zone")
+    try:
+        moment.astimezone(UTC)
+    except OverflowError as error:
+        raise InvalidContent(channel, f"{name} is {moment}, beyond what a calendar has: {error}") from None
+
+
 def _digest(channel: str, content: Mapping[str, Any]) -> str:
     """Of what the caller said, before anything random or timed is added to it."""
     if not isinstance(content, Mapping):
@@ -117,8 +135,11 @@ def _digest(channel: str, content: Mapping[str, Any]) -> str:
         canonical = json.dumps(
             [channel, dict(content)], sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
         ).encode()
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise InvalidContent(channel, f"it is not JSON: {error}") from error
+    # Most content has fewer brackets than there may be levels.
+    if canonical.count(b"[") + canonical.count(b"{") > MOST_LEVELS and not _is_flat(content, MOST_LEVELS):
+        raise InvalidContent(channel, f"it is nested in more than {MOST_LEVELS} levels")
     if _LIKE_NUL in canonical and _NUL.search(canonical):
         raise InvalidContent(channel, "it contains a NUL character, which PostgreSQL cannot store")
     if len(canonical) > settings.MAX_CONTENT_BYTES:
@@ -126,6 +147,12 @@ def _digest(channel: str, content: Mapping[str, Any]) -> str:
             channel, f"it has {len(canonical)} bytes, more than OUTBOX_MAX_CONTENT_BYTES = {settings.MAX_CONTENT_BYTES}"
         )
     return hashlib.sha256(canonical).hexdigest()
+
+
+def _is_flat(value: Any, levels: int) -> bool:
+    """Whether it is nested in no more than `levels`."""
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    return levels >= 0 and all(_is_flat(one, levels - 1) for one in inner)
 
 
 @functools.lru_cache

@@ -4,13 +4,15 @@ import email
 import email.policy
 import re
 import threading
-from datetime import UTC, datetime, timedelta
+import uuid
+from datetime import UTC, date, datetime, timedelta, timezone
 from email.header import decode_header, make_header
 from typing import Any
 
 import pytest
 from django.db import IntegrityError, connection, transaction
-from django.utils import timezone
+from django.utils.timezone import now
+from django.utils.translation import gettext_lazy
 
 import outbox
 from outbox import errors
@@ -45,7 +47,7 @@ def test_published_message_is_as_returned() -> None:
         if field.name not in ("available_at", "created_at"):
             assert getattr(stored, field.name) == getattr(message, field.name), field.name
     assert stored.state == State.PENDING
-    assert abs(stored.created_at - timezone.now()) < timedelta(minutes=1)
+    assert abs(stored.created_at - now()) < timedelta(minutes=1)
 
 
 def test_rolled_back_transaction_leaves_no_message() -> None:
@@ -148,6 +150,13 @@ def test_six_naive_publishers_that_look_first_make_several_messages() -> None:
             cursor.execute("DROP TABLE naive_outbox")
 
 
+def nested(levels: int) -> Any:
+    innermost: Any = {}
+    for _ in range(levels):
+        innermost = {"a": [innermost]} if levels < 1000 else [innermost]
+    return innermost
+
+
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
@@ -179,6 +188,9 @@ def test_six_naive_publishers_that_look_first_make_several_messages() -> None:
         ({**MAIL, "attachments": [{"name": "a", "type": "multipart/mixed", "base64": ""}]}, "a mail and no file"),
         ({**MAIL, "attachments": [{"name": "a"}]}, "has no base64, type"),
         ({**MAIL, "attachments": 5}, "not iterable"),
+        ({**MAIL, "headers": nested(200)}, "nested in more than 100 levels"),
+        ({**MAIL, "headers": nested(100_000)}, "not JSON"),
+        ({**MAIL, "subject": "\ud800"}, "surrogates not allowed"),
     ],
 )
 def test_content_that_cannot_be_sent_is_refused_at_publish(content: dict[str, Any], reason: str) -> None:
@@ -192,9 +204,36 @@ def test_a_backslash_u0000_in_plain_text_is_not_a_nul() -> None:
     assert Message.objects.count() == 1
 
 
-def test_naive_datetimes_are_refused() -> None:
-    with pytest.raises(errors.InvalidContent, match="without a time zone"):
-        publish(not_before=datetime(2026, 1, 1))
+@pytest.mark.parametrize(
+    ("moment", "reason"),
+    [
+        (datetime(2026, 1, 1), "without a time zone"),
+        (date(2026, 1, 1), "not a datetime"),
+        ("2026-01-01", "not a datetime"),
+        (datetime.max.replace(tzinfo=timezone(timedelta(hours=-12))), "beyond what a calendar has"),
+        (datetime.min.replace(tzinfo=timezone(timedelta(hours=12))), "beyond what a calendar has"),
+    ],
+)
+@pytest.mark.parametrize("name", ["not_before", "deadline"])
+def test_moments_that_are_none_are_refused(name: str, moment: Any, reason: str) -> None:
+    with pytest.raises(errors.InvalidContent, match=reason):
+        publish(**{name: moment})
+    assert not Message.objects.exists()
+
+
+@pytest.mark.parametrize("key", ["", "k" * 501, "a\0b", "\ud800", 42, None, b"k", uuid.uuid4(), gettext_lazy("k")])
+def test_keys_that_are_none_are_refused(key: Any) -> None:
+    with pytest.raises(errors.InvalidContent, match="it is text of 1 to 500 characters"):
+        publish(key)
+    assert not Message.objects.exists()
+
+
+@pytest.mark.parametrize("key", ["a\0b", "\ud800"])
+def test_cancel_of_what_can_be_no_key_leaves_the_transaction_usable(key: str) -> None:
+    publish()
+    with transaction.atomic():
+        assert not outbox.cancel(key)
+        assert outbox.cancel("k")
 
 
 def test_unknown_channel_names_the_known_ones() -> None:
@@ -241,10 +280,10 @@ def test_long_headers_are_read_as_they_were_written(value: str) -> None:
 
 def test_without_time_zones_in_the_project_moments_are_the_same(settings: Any) -> None:
     settings.USE_TZ, settings.TIME_ZONE = False, "Asia/Tokyo"
-    now = datetime.now(UTC)
-    mail = payload(publish(not_before=now + timedelta(hours=1), deadline=now + timedelta(hours=2)))
-    date = email.message_from_string(mail["raw"], policy=email.policy.default)["Date"].datetime
-    assert abs(date - now) < timedelta(minutes=1)
+    start = datetime.now(UTC)
+    mail = payload(publish(not_before=start + timedelta(hours=1), deadline=start + timedelta(hours=2)))
+    sent = email.message_from_string(mail["raw"], policy=email.policy.default)["Date"].datetime
+    assert abs(sent - start) < timedelta(minutes=1)
     with connection.cursor() as cursor:
         cursor.execute("SELECT extract(epoch FROM available_at - created_at)::float8 FROM outbox_message")
         assert 3590 < cursor.fetchone()[0] < 3610
@@ -272,9 +311,9 @@ def test_cancel_takes_back_an_unsent_message_in_the_transaction() -> None:
 @pytest.mark.parametrize(
     "values",
     [
-        {"state": "sending", "claim": 1, "claimed_until": timezone.now()},
+        {"state": "sending", "claim": 1, "claimed_until": now()},
         {"state": "in_doubt", "claim": 1},
-        {"state": "sent", "sent_at": timezone.now()},
+        {"state": "sent", "sent_at": now()},
     ],
 )
 def test_cancel_says_no_when_the_message_is_beyond_recall(values: dict[str, Any]) -> None:
@@ -287,7 +326,7 @@ def test_cancel_says_no_when_the_message_is_beyond_recall(values: dict[str, Any]
 
 def test_nothing_leaves_sent_whoever_writes() -> None:
     publish()
-    Message.objects.update(state="sent", sent_at=timezone.now())
+    Message.objects.update(state="sent", sent_at=now())
     with pytest.raises(IntegrityError, match="is sent, which is final"):
         Message.objects.update(state="pending", sent_at=None)
     Message.objects.update(payload=None)  # pruning is not leaving
@@ -298,7 +337,7 @@ def test_nothing_leaves_sent_whoever_writes() -> None:
     [
         ({"state": "gone"}, "state_known"),
         ({"state": "claimed"}, "claim_while_held"),
-        ({"claimed_until": timezone.now()}, "claim_while_held"),
+        ({"claimed_until": now()}, "claim_while_held"),
         ({"state": "sent"}, "sent_at_if_sent"),
         ({"attempts": -1}, "attempts_not_negative"),
         ({"dedupe_key": ""}, "dedupe_key_not_empty"),
