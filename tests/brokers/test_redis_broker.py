@@ -288,6 +288,23 @@ def test_job_that_is_cut_off_is_given_back_when_the_worker_leaves(monkeypatch: p
     blocking.go_on.set()
 
 
+def test_second_worker_of_a_process_fetches_although_the_first_was_told_to_stop() -> None:
+    broker = ours()
+    ran = threading.Event()
+
+    @dramatiq.actor(broker=broker, queue_name=QUEUE)
+    def job() -> None:
+        ran.set()
+
+    for _ in range(2):
+        ran.clear()
+        job.send()
+        worker = dramatiq.Worker(broker, worker_threads=1, worker_timeout=100)
+        worker.start()
+        assert ran.wait(10)
+        worker.stop(5000)
+
+
 def test_message_in_a_worker_is_not_overtaken_by_newer_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     # outbox C66
     """Among equal ones the worker's own queue gave out any, and one could be stuck in it while others kept coming."""

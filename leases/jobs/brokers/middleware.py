@@ -65,7 +65,7 @@ class KeptRetries(Retries):
         super().__init__(**options)
         self._leaving = threading.Event()
 
-    def after_worker_boot(self, broker: dramatiq.Broker, worker: dramatiq.Worker) -> None:
+    def before_worker_boot(self, broker: dramatiq.Broker, worker: dramatiq.Worker) -> None:
         self._leaving.clear()
 
     def before_worker_shutdown(self, broker: dramatiq.Broker, worker: dramatiq.Worker) -> None:

@@ -229,9 +229,11 @@ class Presence(Middleware):
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def after_worker_boot(self, broker: Any, worker: dramatiq.Worker) -> None:
+    def before_worker_boot(self, broker: Any, worker: dramatiq.Worker) -> None:
         self._stop.clear()
-        broker.leaving.clear()
+        broker.leaving.clear()  # before its consumers look
+
+    def after_worker_boot(self, broker: Any, worker: dramatiq.Worker) -> None:
         self._thread = threading.Thread(target=self._run, args=(broker,), name="broker-presence", daemon=True)
         self._thread.start()
 
