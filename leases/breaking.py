@@ -72,14 +72,18 @@ def break_lease(resource: str, *, reason: str, by: str, token: int | None = None
             interventions.record(Intervention.Action.BREAK, reason=why, by=by, resource=name, token=broken, using=using)
     except DatabaseError as error:
         if fence.sqlstate(error) != fence.LOCK_NOT_AVAILABLE:
-            raise LeaseUnavailable(name, reason=f"the database does not answer as it should ({error})") from error
+            raise LeaseUnavailable(
+                name, reason=f"the database does not answer as it should ({error})", action="broken"
+            ) from error
         wait = timedelta(milliseconds=_LOCK_TIMEOUT_MS)
         raise LeaseBusy(name, holder="a holder whose transaction is still open", retry_after=wait) from error
     try:
         deleted = redis_store.release(name, holder=holder, token=broken) == "released"
     except RedisError as error:
         raise LeaseUnavailable(
-            name, reason=f"its holder is fenced, but the key is still there, Redis does not answer ({error})"
+            name,
+            reason=f"its holder is fenced, but the key is still there, Redis does not answer ({error})",
+            action="broken",
         ) from error
     logger.warning(
         "%s broke the lease on %s (token %d): %s",
@@ -97,7 +101,9 @@ def current(resource: str, *, using: str) -> tuple[str | None, int | None]:
     try:
         key = keys.read([resource]).get(resource)
     except RedisError as error:
-        raise LeaseUnavailable(resource, reason=f"Redis does not answer as it should ({error})") from error
+        raise LeaseUnavailable(
+            resource, reason=f"Redis does not answer as it should ({error})", action="broken"
+        ) from error
     if key is not None:
         if key.token is None:
             raise LeaseCorrupt(resource, key=key_of(resource), value=key.value)

@@ -30,12 +30,13 @@ class LeaseLost(LeaseError):
 
 
 class LeaseUnavailable(LeaseError):
-    """Redis or the database could not answer; nothing was leased, try again when it is back."""
+    """Redis or the database could not answer; nothing was leased or broken, try again when it is back."""
 
-    def __init__(self, resource: str, *, reason: str) -> None:
+    def __init__(self, resource: str, *, reason: str, action: str = "leased") -> None:
         self.resource = resource
         self.reason = reason
-        super().__init__(f"{resource} could not be leased: {reason}. Nothing is held; try again later.")
+        nothing = "Nothing is held; try" if action == "leased" else "Try"
+        super().__init__(f"{resource} could not be {action}: {reason}. {nothing} again later.")
 
 
 #: System identifier, timeline, and the oids of the database and of the table that keeps all four.

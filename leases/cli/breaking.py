@@ -6,9 +6,8 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from leases import breaking, interventions
-from leases.cli.verb import EXIT_ABSENT, EXIT_FOUND, Verb, unavailable
+from leases.cli.verb import EXIT_ABSENT, EXIT_FOUND, Verb, resource, unavailable
 from leases.errors import LeaseBusy, LeaseCorrupt, LeaseUnavailable, NotLeased, ReasonMissing
-from leases.resources import validated
 
 
 class Break(Verb):
@@ -21,7 +20,7 @@ class Break(Verb):
 
     @classmethod
     def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("resources", metavar="RESOURCE", nargs="+", type=validated)
+        parser.add_argument("resources", metavar="RESOURCE", nargs="+", type=resource)
         parser.add_argument("--reason", required=True, help="for those who ask later; it is kept")
         parser.add_argument("--token", type=int, help="only if it is still the lease of this token")
         parser.add_argument("--by", default=interventions.operator(), help="who breaks it (default: %(default)s)")

@@ -8,10 +8,9 @@ from django.db.models.functions import Now
 from redis.exceptions import RedisError
 
 from leases import keys
-from leases.cli.verb import EXIT_ABSENT, Verb, positive, seconds, unavailable
+from leases.cli.verb import EXIT_ABSENT, Verb, positive, resource, seconds, unavailable
 from leases.inspection import live_states
 from leases.models import Fence, Incident, Intervention, LeaseRecord
-from leases.resources import validated
 
 #: How much of a resource's history is shown.
 _HISTORY = 10
@@ -88,7 +87,7 @@ class Show(Verb):
 
     @classmethod
     def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("resource", metavar="RESOURCE", type=validated)
+        parser.add_argument("resource", metavar="RESOURCE", type=resource)
 
     def run(self, *, database: str, as_json: bool, **options: Any) -> None:
         resource = options["resource"]

@@ -11,6 +11,9 @@ from typing import Any, ClassVar
 from django.core.management.base import CommandError
 from django.core.serializers.json import DjangoJSONEncoder
 
+from leases.errors import InvalidResource
+from leases.resources import validated
+
 #: The verb found something that a person should look at.
 EXIT_FOUND = 1
 #: There is no such lease.
@@ -18,6 +21,8 @@ EXIT_ABSENT = 3
 #: Redis or the database did not answer.
 EXIT_UNAVAILABLE = 4
 
+# PostgreSQL's calendar begins in 4714 BC.
+_LONGEST = timedelta(days=365_250)
 _UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
@@ -61,9 +66,17 @@ def duration(text: str) -> timedelta:
         raise argparse.ArgumentTypeError(
             f"{text!r} is no duration: write a number and a unit, as in 90s, 12h or 30d"
         ) from None
-    if value <= timedelta(0):
-        raise argparse.ArgumentTypeError(f"{text!r} is not more than nothing")
+    if not timedelta(0) < value <= _LONGEST:
+        raise argparse.ArgumentTypeError(f"{text!r} is not more than nothing, and a thousand years at most")
     return value
+
+
+def resource(text: str) -> str:
+    """Read the name of a resource from the command line."""
+    try:
+        return validated(text)
+    except InvalidResource as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def positive(text: str) -> int:

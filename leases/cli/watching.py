@@ -6,10 +6,7 @@ import threading
 from types import FrameType
 from typing import Any
 
-from django.db import DatabaseError
-from redis.exceptions import RedisError
-
-from leases.cli.verb import EXIT_FOUND, Verb, counted, unavailable
+from leases.cli.verb import EXIT_FOUND, Verb, counted
 from leases.watcher import Watcher
 
 
@@ -49,11 +46,7 @@ leases.jobs.LeaseWatcher; then this need not run.
                 signal.signal(number, handler)
 
     def _look_once(self, database: str, as_json: bool) -> None:
-        watcher = Watcher(using=database)
-        try:
-            expired = watcher.look_until_sure()
-        except (RedisError, DatabaseError) as error:
-            raise unavailable(f"The watcher cannot see: {error}") from error
+        expired = Watcher(using=database).look_until_sure()
         if as_json:
             self.write_json({"expired": expired})
         else:

@@ -321,3 +321,35 @@ def test_tables_that_were_never_made_are_said_in_one_sentence(processes: Any, ar
     assert process.wait() > 0
     assert "run manage.py migrate first" in process.output()
     assert "Traceback" not in process.output()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["ls", "--database", "nowhere"], "invalid choice: 'nowhere'"),
+        (["headroom", "--window", "99999999d"], "a thousand years at most"),
+        (["break", "", "--reason", "x"], "'' cannot name a resource: it is empty"),
+        (["show", "a\x00b"], "it contains the NUL character"),
+    ],
+)
+def test_wrong_argument_is_named_in_one_sentence(arguments: list[str], sentence: str) -> None:
+    code, _, error = leases(*arguments)
+    assert code > 0
+    assert sentence in error
+
+
+def test_break_says_that_nothing_was_broken_when_redis_is_away(unreachable_redis: None) -> None:
+    code, _, error = leases("break", "customer:1", "--reason", "frozen")
+    assert code == 4
+    assert "customer:1 could not be broken: Redis does not answer" in error
+
+
+def test_watch_once_says_in_one_sentence_that_tables_were_never_made() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE leases_leaserecord RENAME TO gone")
+        try:
+            code, _, error = leases("watch", "--once")
+        finally:
+            cursor.execute("ALTER TABLE gone RENAME TO leases_leaserecord")
+    assert code == 4
+    assert error == "The database has no tables of leases: run manage.py migrate first."

@@ -4,7 +4,7 @@ import argparse
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandParser
-from django.db import InterfaceError, OperationalError, ProgrammingError
+from django.db import InterfaceError, OperationalError, ProgrammingError, connections
 from redis.exceptions import RedisError
 
 from leases.cli.breaking import Break
@@ -49,7 +49,9 @@ class Command(BaseCommand):
                 epilog="examples:" + verb.examples + EXIT_CODES,
                 formatter_class=argparse.RawDescriptionHelpFormatter,
             )
-            own.add_argument("--database", default="default", help="the alias whose fences are meant")
+            own.add_argument(
+                "--database", default="default", choices=[*connections], help="the alias whose fences are meant"
+            )
             own.add_argument("--json", action="store_true", dest="as_json", help="one JSON document on stdout")
             verb.add_arguments(own)
 
