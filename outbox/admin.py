@@ -78,7 +78,7 @@ class MessageAdmin(Inspector):
         if not search_term:
             return queryset, False
         number = search_term.removeprefix("#")
-        by_number = search_term.startswith("#") and number.isdecimal()
+        by_number = search_term.startswith("#") and number.isdecimal() and len(number) < 20
         return queryset.filter(id=int(number)) if by_number else queryset.filter(dedupe_key=search_term), False
 
     # Each decision is a transaction of its own: one that is refused must not undo the others.

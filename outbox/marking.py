@@ -163,7 +163,7 @@ class Marks:
             self._tally["too_late"] += len(ids)
             metrics.too_late(self._channel.name, len(ids))
             logger.warning(
-                "the outcome %r of %s came after a newer claim or a decision, and changed nothing",
+                "the outcome %r of %s came after a newer claim, a decision or the row's deletion, and changed nothing",
                 outcome.value,
                 sorted(ids),
                 extra={"event": "outbox.too_late", "claim": claim, "outbox_ids": sorted(ids)},

@@ -5,8 +5,9 @@
 --   unknown, the receiver recognises repetition -> pending after %(delay)s, while the key's window and budgets last
 --   unknown otherwise                           -> in_doubt
 -- A message with an unknown attempt behind it (resend_until) never becomes dead: it is in doubt.
--- An attempt that never reached the receiver (%(refund)s) is not counted, leaves no entry in the history, and ends in dead
--- for no budget: a receiver may be away for longer than retries go on. The time runs from the first that reached it.
+-- An attempt that never reached the receiver (%(refund)s) and is made again is not counted, and leaves no entry in the
+-- history; it ends in dead for no budget: a receiver may be away for longer than retries go on. The time runs from the
+-- first that reached it. One that leaves a doubt for a person is an attempt, with its entry.
 -- Gives the new state, or no row: a newer claim has it, or somebody decided.
 UPDATE outbox_message AS m
    SET state = CASE WHEN d.again THEN 'pending' WHEN d.doubtful THEN 'in_doubt' ELSE 'dead' END,
@@ -16,9 +17,9 @@ UPDATE outbox_message AS m
                            THEN coalesce(m.resend_until, d.window_end) ELSE m.resend_until END,
        first_attempt_at = CASE WHEN %(refund)s AND m.attempts = 1 AND NOT d.doubtful THEN NULL
                                ELSE m.first_attempt_at END,
-       attempts = m.attempts - CASE WHEN %(refund)s THEN 1 ELSE 0 END,
+       attempts = m.attempts - CASE WHEN %(refund)s AND d.again THEN 1 ELSE 0 END,
        last_error = %(detail)s,
-       history = CASE WHEN %(refund)s THEN m.history ELSE m.history || jsonb_build_object(
+       history = CASE WHEN %(refund)s AND d.again THEN m.history ELSE m.history || jsonb_build_object(
                         'attempt', m.attempts, 'at', clock_timestamp(), 'outcome', %(outcome)s::text,
                         'answer', %(detail)s::text, 'drainer', m.drainer) END
   FROM (SELECT id, doubtful, window_end,

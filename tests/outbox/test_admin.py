@@ -105,6 +105,15 @@ def test_search_finds_by_key_and_by_number(publish: Publish) -> None:
         assert f"/{other.id}/change/" not in page
 
 
+def test_search_for_a_number_that_no_message_can_have_finds_nothing(publish: Publish) -> None:
+    client = browser("view_message")
+    publish()
+    for term in ("#" + "9" * 19, "#" + "9" * 5000):
+        page = client.get(reverse(PAGE), {"q": term})
+        assert page.status_code == 200
+        assert b"/change/" not in page.content
+
+
 def test_list_costs_the_same_however_many_messages_there_are() -> None:
     client = browser("view_message")
 

@@ -99,6 +99,10 @@ def test_number_that_cannot_be_meant_is_refused_with_a_sentence(option: list[str
         (["drain_outbox", "--database", "nowhere"], "there is no database 'nowhere'"),
         (["outbox", "--database", "nowhere", "status"], "there is no database 'nowhere'"),
         (["outbox", "show", "#²"], "there is no message"),
+        (["outbox", "show", "#" + "9" * 5000], "there is no message"),
+        (["outbox", "show", "\udcff"], r"there is no message '\udcff'"),
+        (["outbox", "requeue", "--all-dead", "--channel", "emial", "--reason", "r"], "there is no channel 'emial'"),
+        (["outbox", "requeue", "--channel", "email", "--reason", "r", "k"], "--channel goes with --all-dead"),
         (["outbox", "show", "#99999999999999999999999"], "there is no message"),
     ],
 )

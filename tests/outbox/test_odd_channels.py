@@ -75,6 +75,14 @@ def test_words_of_an_odd_answer_are_kept(drain: Drain) -> None:
     assert Message.objects.get(dedupe_key="error").last_error == "boom"
 
 
+def test_doubt_about_a_receiver_that_was_away_is_an_attempt_with_a_history(drain: Drain) -> None:
+    publish("lost", "lost")
+    drain(channel="odd")
+    message: Any = Message.objects.get()
+    assert (message.state, message.attempts) == (State.IN_DOUBT, 1)
+    assert message.history[0]["answer"] == "silence after the request"
+
+
 def test_channel_that_cannot_be_made_in_a_thread_costs_no_attempt_and_stops_nobody(drain: Drain, settings: Any) -> None:
     configure(settings, "LoginFails")
     for number in range(3):

@@ -1,13 +1,16 @@
 """manage.py drain_outbox: hand over what is due."""
 
 import argparse
+import contextlib
 import json
 import logging
 import os
 import signal
 import sys
+import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
@@ -36,8 +39,8 @@ examples:
   manage.py drain_outbox --until-empty --json         from cron, or a test
   manage.py drain_outbox --watch --channel email --concurrency 8
 
-The first SIGTERM or Ctrl-C finishes the messages in hand and gives all others back, with their attempts as before;
-the second ends at once, and what was in hand will be in doubt.
+The first SIGTERM, SIGHUP or Ctrl-C finishes the messages in hand and gives all others back, with their attempts as
+before; a second one (but of SIGHUP) ends at once, and what was in hand will be in doubt.
 
 exit codes:
   0   done, or stopped as asked
@@ -128,17 +131,17 @@ class Command(BaseCommand):
             raise CommandError(str(error)) from error
         if options["metrics"]:
             self._serve_metrics(*options["metrics"])
-        _stop_on_signals(drainer)
-        report = drainer.run()
+        with _stopped_by_signals(drainer):
+            report = drainer.run()
         parked = Counter[str]() if watching or report.database_lost else _parked(using, names)
         if options["json"]:
             ends = {"database_lost": report.database_lost, "database_forgot": bool(report.database_forgot)}
             outcome = {**report.tally, "parked": dict(parked), **ends}
-            self.stdout.write(json.dumps(outcome, sort_keys=True))
+            self._say(json.dumps(outcome, sort_keys=True))
         else:
-            self.stdout.write(_sentence(report.tally))
+            self._say(_sentence(report.tally))
             if parked:
-                self.stdout.write(f"waiting for a person: {_counts(parked)}")
+                self._say(f"waiting for a person: {_counts(parked)}")
         if report.database_forgot:
             sys.exit(EXIT_FORGOT)
         if report.database_lost:
@@ -148,6 +151,17 @@ class Command(BaseCommand):
             )
         if parked:
             sys.exit(EXIT_PARKED)
+
+    def _say(self, line: str) -> None:
+        """Write a line; that nobody reads it any more changes nothing about what was done, nor the exit code."""
+        if sys.stdout is None:  # closed before Python began
+            return
+        try:
+            self.stdout.write(line)
+            self.stdout.flush()
+        except (OSError, ValueError):
+            if getattr(self.stdout, "_out", None) is sys.stdout:
+                sys.stdout = None  # or Python fails over the rest of it when it ends
 
     def _serve_metrics(self, host: str, port: int) -> None:
         if not metrics.available:
@@ -217,7 +231,9 @@ def _pace(options: dict[str, Any]) -> Pace:
     )
 
 
-def _stop_on_signals(drainer: Drainer) -> None:
+@contextlib.contextmanager
+def _stopped_by_signals(drainer: Drainer) -> Iterator[None]:
+    """Within the block, signals stop the drainer; in a thread, where Python has no signals, `stop()` alone does."""
     signals: list[int] = []
 
     def on_signal(signum: int, frame: FrameType | None) -> None:
@@ -227,8 +243,22 @@ def _stop_on_signals(drainer: Drainer) -> None:
         else:
             os._exit(128 + signum)  # no cleaning up: it may be what hangs
 
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(signum, on_signal)
+    def on_hangup(signum: int, frame: FrameType | None) -> None:
+        drainer.stop()  # a terminal that closes sends it twice
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handlers: dict[signal.Signals, Callable[[int, FrameType | None], None]]
+    handlers = {signal.SIGTERM: on_signal, signal.SIGINT: on_signal}
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup
+        handlers[signal.SIGHUP] = on_hangup
+    before = {signum: signal.signal(signum, handler) for signum, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, signal.SIG_DFL if handler is None else handler)
 
 
 def _parked(using: str, names: list[str]) -> Counter[str]:

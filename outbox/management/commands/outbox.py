@@ -10,11 +10,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
-from django.db import router
+from django.db import DataError, router
 from django.db.models.functions import Coalesce, Now
 
+from outbox import channels
 from outbox.decisions import Action, decide
-from outbox.errors import DecisionRefused, OutboxError
+from outbox.errors import DecisionRefused, OutboxError, UnknownChannel
 from outbox.forgetting import put_right
 from outbox.inspection import status
 from outbox.management import arguments, outage
@@ -144,6 +145,8 @@ class Command(BaseCommand):
     def _requeue(self, options: dict[str, Any]) -> None:
         if options["all_dead"] == bool(options["messages"]):
             raise CommandError("name messages, or use --all-dead", returncode=2)
+        if options["channel"] and not options["all_dead"]:
+            raise CommandError("--channel goes with --all-dead", returncode=2)
         self._decide(Action.REQUEUE, options)
 
     def _cancel(self, options: dict[str, Any]) -> None:
@@ -172,13 +175,14 @@ class Command(BaseCommand):
 
     def _decide(self, action: Action, options: dict[str, Any]) -> None:
         by = _operator()
+        reason = options["reason"].encode("utf-8", "replace").decode()  # arguments may hold bytes that are no text
         refused = 0
         for message in self._chosen(options):
             if options["dry_run"]:
                 self.stdout.write(f"would {action.value}: {message}")
                 continue
             try:
-                done = decide(action, message.id, reason=options["reason"], by=by, using=self.using)
+                done = decide(action, message.id, reason=reason, by=by, using=self.using)
                 self.stdout.write(f"{action.value}: {done}")
             except DecisionRefused as error:
                 refused += 1
@@ -189,12 +193,21 @@ class Command(BaseCommand):
     def _chosen(self, options: dict[str, Any]) -> Iterable[Message]:
         if options.get("all_dead"):
             dead = Message.objects.using(self.using).filter(state=State.DEAD).defer("payload").order_by("-id")
-            return (dead.filter(channel=options["channel"]) if options["channel"] else dead).iterator()
+            if name := options["channel"]:
+                dead = dead.filter(channel=name)
+            if not dead.exists():
+                if name and name not in channels.names():
+                    raise UnknownChannel(name, channels.names())
+                self.stdout.write("nothing is dead")
+            return dead.iterator()
         return [self._find(name) for name in options["messages"]]
 
     def _find(self, name: str) -> Message:
-        by = {"id": int(name[1:])} if name.startswith("#") and name[1:].isdecimal() else {"dedupe_key": name}
-        message = Message.objects.using(self.using).filter(**by).first()
+        try:
+            by = {"id": int(name[1:])} if name.startswith("#") and name[1:].isdecimal() else {"dedupe_key": name}
+            message = Message.objects.using(self.using).filter(**by).first()
+        except (ValueError, DataError):  # no number that Python reads, no text that PostgreSQL takes
+            message = None
         if message is None:
             raise CommandError(f"there is no message {name!r}")
         return message
