@@ -11,7 +11,8 @@ from redis.exceptions import RedisError, ResponseError
 from leases.conf import conf
 from leases.resources import key_of
 
-_LEASE = re.compile(r"([0-9a-f]+):([0-9]+)", re.ASCII)
+# What lua/acquire.lua takes for a lease; 18 digits are the most that a bigint surely holds.
+_LEASE = re.compile(r"([0-9a-f]+):([1-9][0-9]{0,17})")
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,8 @@ end
 
 local value = redis.call('GET', key)
 if value then
-  local owner, token = string.match(value, '^(%x+):(%d+)$')
-  if not owner then return {'corrupt', value} end
+  local owner, token = string.match(value, '^([0-9a-f]+):([1-9]%d*)$')
+  if not owner or #token > 18 then return {'corrupt', value} end
   if owner ~= holder then
     local left_ms = redis.call('PTTL', key)
     if left_ms < 0 or left_ms > max_ms then
