@@ -59,7 +59,9 @@ def bypass(*, reason: str, by: str | None = None, using: str = "default") -> Ite
             yield
         finally:
             _thread.open.discard(using)
-        _run(_CLOSE, using)
+        # What is going to be rolled back takes the bypass with it, and Django lets nothing run before.
+        if not transaction.get_rollback(using):
+            _run(_CLOSE, using)
 
 
 def is_bypassed(using: str) -> bool:

@@ -71,6 +71,8 @@ class FencedQuerySet(models.QuerySet[M]):
 
     def bulk_update(self, objs: Iterable[M], fields: Iterable[str], batch_size: int | None = None) -> int:
         rows, names = list(objs), [*fields]
+        if not names:
+            return super().bulk_update(rows, names, batch_size=batch_size)  # which says that it needs some
         with _writing(rows, self._write_alias(), fields=names):
             return super().bulk_update(rows, [*names, "token"], batch_size=batch_size)
 

@@ -1,5 +1,6 @@
 """The bypass: honoured in its own transaction only, on record, and a matter of database roles."""
 
+from contextlib import nullcontext
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -155,3 +156,15 @@ def test_historical_model_of_a_migration_passes(account: Account, django_assert_
         historical.objects.create(account_id=account.pk, token=0)
     with pytest.raises(DatabaseError, match="not presented"):
         historical.objects.update(memo="changed")
+
+
+@pytest.mark.parametrize("within", [nullcontext, transaction.atomic], ids=["alone", "within a transaction"])
+def test_bypass_that_is_to_be_rolled_back_ends_without_an_error(account: Account, within: Any) -> None:
+    with within():
+        with leases.bypass(reason="a rehearsal"):
+            Entry.objects.create(account=account)
+            transaction.set_rollback(True)
+        with pytest.raises(DatabaseError, match="not presented"), transaction.atomic():
+            RAW["INSERT"](account, Entry())
+    assert not Entry.objects.exists()
+    assert not Intervention.objects.exists()

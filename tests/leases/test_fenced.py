@@ -193,6 +193,14 @@ def test_row_that_moves_needs_both_leases(account: Account, resource: str) -> No
     assert Entry.objects.get(pk=entry.pk).account == other
 
 
+def test_bulk_update_of_no_fields_is_refused_as_without_a_fence(account: Account, resource: str) -> None:
+    entry = existing(account)
+    with hold(resource):
+        entry.refresh_from_db()
+        with pytest.raises(ValueError, match="Field names"):
+            Entry.objects.bulk_update([entry], [])
+
+
 def test_refusal_by_the_database_hints_what_to_do(account: Account) -> None:
     with pytest.raises(DatabaseError) as refused:
         RAW["INSERT"](account, Entry())
