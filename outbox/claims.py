@@ -11,7 +11,7 @@ from typing import Any
 from django.db import connections
 
 from outbox import metrics
-from outbox.channels.base import Answer, Channel, Deadline, boottime
+from outbox.channels.base import UNREADABLE, Answer, Channel, Deadline, boottime
 from outbox.conf import settings
 from outbox.statements import statement
 
@@ -20,6 +20,9 @@ MARGIN = 0.1
 
 # The server hangs up on a drainer that does not go on reading what it claims; a third of the claim if that is shorter.
 LONGEST_READING = timedelta(seconds=10)
+
+# Of payloads as they are stored, for one claim: all that are claimed are in memory at once, decoded.
+MOST_BYTES_PER_CLAIM = 16_000_000
 
 # A row that another drainer's claim just looks at is free again within milliseconds.
 TRIES_FOR_LOCKED = 6
@@ -45,11 +48,13 @@ class Intent:
 
 @dataclass(slots=True)
 class Claim:
-    """What one claim took: its number, how long it may be used, the messages oldest due first."""
+    """What one claim took: its number, how long it may be used, the messages oldest due first, and whether it took no
+    more because they are large."""
 
     number: int
     deadline: Deadline
     held: list[Held] = field(default_factory=list)
+    is_cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,18 +75,26 @@ class Statements:
         self.using = using
 
     def claim(self, channel: str, *, limit: int, ttl: timedelta, drainer: str) -> Claim | None:
-        """Take up to `limit` due messages; None when none is due."""
+        """Take up to `limit` due messages, fewer when they are large; None when none is due."""
         start = boottime()  # before the database starts to count, so that this deadline is the earlier one
         reading_ms = round(min(ttl / 3, LONGEST_READING).total_seconds() * 1000)
-        values = {"channel": channel, "limit": limit, "ttl": ttl, "drainer": drainer, "reading_ms": reading_ms}
+        values = {
+            "channel": channel,
+            "limit": limit,
+            "bytes": MOST_BYTES_PER_CLAIM,
+            "ttl": ttl,
+            "drainer": drainer,
+            "reading_ms": reading_ms,
+        }
         rows = self._rows("claim", values)
         if not rows:
             return None
         rows.sort(key=lambda row: (-row[4], row[1]))
         seconds = ttl.total_seconds() * (1 - MARGIN)
-        held = [Held(id, dedupe_key, json.loads(payload)) for _, id, dedupe_key, payload, _ in rows]
+        held = [Held(id, dedupe_key, _decoded(payload)) for _, id, dedupe_key, payload, *_ in rows]
+        is_cut = sum(row[5] for row in rows) >= MOST_BYTES_PER_CLAIM
         metrics.claimed(channel, oldest_lag_s=rows[0][4])
-        return Claim(rows[0][0], Deadline.after(seconds, start), held)
+        return Claim(rows[0][0], Deadline.after(seconds, start), held, is_cut)
 
     def mark_and_intend(
         self, accepted_claim: int, accepted: Mapping[int, Answer], claim: int, ids: Collection[int]
@@ -167,6 +180,13 @@ class Statements:
             cursor.execute(statement(name), values)
             rows: list[tuple[Any, ...]] = cursor.fetchall()
             return rows
+
+
+def _decoded(payload: str) -> Any:
+    try:
+        return json.loads(payload)
+    except (ValueError, RecursionError):
+        return UNREADABLE
 
 
 def text(value: object, limit: int = 2000) -> str:

@@ -8,10 +8,11 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 from outbox import channels, metrics
 from outbox.breaker import Breaker
-from outbox.channels.base import Answer, Deadline, Outcome, Parcel
+from outbox.channels.base import UNREADABLE, Answer, Deadline, Outcome, Parcel
 from outbox.claims import Claim, Held, Intent, Statements
 from outbox.marking import Marks
 from outbox.rate import Rate
@@ -124,10 +125,11 @@ class Lane:
         self._claim = self._statements.claim(self.name, limit=wanted, ttl=self._pace.claim_ttl, drainer=self._drainer)
         self.claims += 1
         taken = len(self._claim.held) if self._claim else 0
-        # A batch that came back short says that nothing more is due now.
+        # A batch that came back short says that nothing more is due now, unless it was cut for its size.
+        is_full = taken == wanted or bool(self._claim and self._claim.is_cut)
         wait = COALESCE_S * 1.5 if self._look_again else self._pace.poll_interval.total_seconds()
-        self._next_claim = 0.0 if taken == wanted else time.monotonic() + wait
-        self._look_again = self._look_again and taken == wanted
+        self._next_claim = 0.0 if is_full else time.monotonic() + wait
+        self._look_again = self._look_again and is_full
         if self._claim is None:
             return 0
         self._waiting.extend(self._claim.held)
@@ -168,7 +170,7 @@ class Lane:
         """Take note of what became of one message; `mark()` writes it down."""
         self._marks.answered(answered)
         if answered.answer.outcome is not Outcome.NOT_STARTED:
-            self._watch(self._channel.host(answered.parcel.payload), answered.answer)
+            self._watch(self._host(answered.parcel.payload), answered.answer)
         self._in_hand -= answered.last
 
     def mark(self) -> None:
@@ -196,7 +198,7 @@ class Lane:
         most = self._rate.take(min(self._micro_batch, len(self._waiting))) if self._rate else self._micro_batch
         while self._waiting and len(batch) < most:
             held = self._waiting.popleft()
-            host = self._channel.host(held.payload)
+            host = self._host(held.payload)
             if self._breaker.may_try(host):
                 batch.append(held)
             elif host == WHOLE_CHANNEL:
@@ -206,6 +208,9 @@ class Lane:
                 pause = timedelta(seconds=math.ceil(self._breaker.pause(host)))
                 self._marks.give_back(claim, [held.id], pause)
         return batch
+
+    def _host(self, payload: Any) -> str:
+        return WHOLE_CHANNEL if payload is UNREADABLE else self._channel.host(payload)
 
     def _watch(self, host: str, answer: Answer) -> None:
         if self._breaker.record(host, unreachable=answer.unreachable):

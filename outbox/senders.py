@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from outbox import metrics
-from outbox.channels.base import Answer, Channel, Deadline, Outcome, Parcel
+from outbox.channels.base import UNREADABLE, Answer, Channel, Deadline, Outcome, Parcel
 from outbox.errors import DeadlinePassed, PermanentFailure
 
 logger = logging.getLogger("outbox.send")
@@ -92,6 +92,8 @@ def send(channel: Channel, parcel: Parcel) -> Answer:
     """Hand one message over, and turn whatever comes back into an answer. Never raises."""
     began = time.perf_counter()
     try:
+        if parcel.payload is UNREADABLE:
+            raise PermanentFailure("its stored payload cannot be decoded")
         answer = channel.send(parcel)
         if not isinstance(answer, Answer):
             raise TypeError(f"send() returned {answer!r}, not an Answer")

@@ -87,6 +87,10 @@ class Deadline:
             raise DeadlinePassed
 
 
+UNREADABLE: Any = object()
+"""Stands for a stored payload that cannot be decoded. Such a message is dead, and no channel sees it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Parcel:
     """One message on its way: what a channel needs to hand it over."""
