@@ -4,9 +4,11 @@ Decorators and functions for a project's own code are `leases`' public names: `l
 Public here is what a broker is set up with (`DeadLetters`, `LeasesGivenBack`, `LeaseWatcher`, `Measurements`) and what
 a job whose effect is outside the database may raise (`NothingDone`).
 
-    actors          leased(): an actor that runs under a lease; what becomes of its message when it cannot
+    actors          leased(): an actor that runs under a lease
+    messages        the message in hand, and what becomes of it when its job cannot run now
     turns           its policy "serial": who is next
     receipts        once(): the effect and its receipt commit together; receipt_sql has the statements
+    repeats         what an earlier run left under a key
     outside         once(on_crash=...): an effect that cannot share the receipt's transaction
     sending         not enqueueing what is done or pending
     reopening       having a job take effect once more, on the record

@@ -12,20 +12,18 @@ import random
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from django.db import DatabaseError
 
 from leases import fence
 from leases.holding import hold
 from leases.jobs import receipt_sql
-from leases.jobs.actors import current_message
 from leases.jobs.errors import KeyTaken, OutcomeNotJson
+from leases.jobs.messages import current_message
 from leases.jobs.models import Receipt
+from leases.jobs.repeats import Once, as_json, find_earlier, log
 from leases.lease import Lease
-
-if TYPE_CHECKING:
-    from leases.jobs.receipts import Once
 
 logger = logging.getLogger("leases")
 
@@ -45,9 +43,7 @@ def run_outside(spec: "Once", key: str, work: Callable[[], Any], *, on_crash: Li
     With on_crash="park" an exception parks the key too, unless it is NothingDone: a request that timed out may have
     arrived.
     """
-    from leases.jobs import receipts
-
-    earlier = receipts.find_earlier(spec, key)
+    earlier = find_earlier(spec, key)
     if earlier is not None:
         return earlier.outcome
     with hold(resource_of(key), using=spec.using) as lease:
@@ -55,8 +51,6 @@ def run_outside(spec: "Once", key: str, work: Callable[[], Any], *, on_crash: Li
 
 
 def _run(spec: "Once", key: str, work: Callable[[], Any], lease: Lease, *, on_crash: str) -> Any:
-    from leases.jobs import receipts
-
     message = current_message()
     started = receipt_sql.start(
         key,
@@ -68,12 +62,12 @@ def _run(spec: "Once", key: str, work: Callable[[], Any], lease: Lease, *, on_cr
         using=spec.using,
     )
     if started is None or started[0] == Receipt.State.PARKED:
-        earlier = receipts.find_earlier(spec, key)
+        earlier = find_earlier(spec, key)
         if earlier is None:
             owner = Receipt.objects.using(spec.using).get(key=key).actor
             raise KeyTaken(key, actor=spec.name, owner=owner)
         return earlier.outcome
-    receipts.log("receipt.started", "Running %s.", spec, key, token=lease.token, attempt=started[1])
+    log("receipt.started", "Running %s.", spec, key, token=lease.token, attempt=started[1])
     try:
         outcome = work()
     except NothingDone:
@@ -84,22 +78,20 @@ def _run(spec: "Once", key: str, work: Callable[[], Any], lease: Lease, *, on_cr
         if on_crash == "retry":
             raise
         _finish(spec, key, lease, state=Receipt.State.PARKED, reason=f"the run failed: {error!r:.1000}")
-        receipts.log(
-            "receipt.parked", "%s is parked: its run failed in between.", spec, key, level=logging.ERROR, error=error
-        )
+        log("receipt.parked", "%s is parked: its run failed in between.", spec, key, level=logging.ERROR, error=error)
         if not isinstance(error, Exception):
             raise
         return None
     try:
-        text = receipts.as_json(key, outcome)
+        text = as_json(key, outcome)
     except OutcomeNotJson as error:
         # The effect is out there: running it again for the sake of its outcome would be the worse mistake.
         logger.error("%s", error)
         text, outcome = None, None
     if _finish(spec, key, lease, state=Receipt.State.DONE, outcome=text):
-        receipts.log("receipt.done", "Ran %s.", spec, key, token=lease.token)
+        log("receipt.done", "Ran %s.", spec, key, token=lease.token)
     else:
-        receipts.log(
+        log(
             "receipt.overlapped",
             "%s ran twice: another run began while this one had lost its lease.",
             spec,

@@ -22,10 +22,7 @@ outbox, which can. An actor that insists says by name what a crash between the e
 
 import functools
 import inspect
-import json
-import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal, ParamSpec, TypeVar
 
@@ -35,38 +32,18 @@ from leases import fence
 from leases.conf import conf
 from leases.errors import LeaseBusy, LeaseLost, LeaseUnavailable, StaleToken
 from leases.jobs import receipt_sql
-from leases.jobs.actors import answering, current_message, put_back, wants_result
-from leases.jobs.errors import KeyTaken, OutcomeNotJson, ReceiptBusy, ReceiptUnfinished
+from leases.jobs.errors import KeyTaken, ReceiptBusy, ReceiptUnfinished
 from leases.jobs.keys import KeyTemplate
+from leases.jobs.messages import answering, current_message, put_back, wants_result
 from leases.jobs.models import Receipt
-
-logger = logging.getLogger("leases")
+from leases.jobs.outside import run_outside
+from leases.jobs.repeats import Once, as_json, find_earlier, log
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 _AGAIN = frozenset({"40001", "40P01"})  # serialization failure, deadlock: PostgreSQL asks to start over
 _ATTEMPTS = 5
-
-
-@dataclass(slots=True)
-class Once:
-    """What `once()` was told about a function; found as its attribute `once`."""
-
-    key: KeyTemplate
-    name: str
-    retention: timedelta | None
-    using: str
-    #: Whether the last job of this process had run before. Repeats come in bursts, so the next one is taken for alike.
-    repeats: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Earlier:
-    """What an earlier run of the key left."""
-
-    state: str
-    outcome: Any
 
 
 def once(
@@ -115,8 +92,6 @@ def once(
                     if on_crash is None:
                         outcome = run_inside(spec, value, work)
                     else:
-                        from leases.jobs.outside import run_outside
-
                         outcome = run_outside(spec, value, work, on_crash=on_crash)
                 except (LeaseBusy, LeaseUnavailable, ReceiptBusy) as error:
                     if message is None:
@@ -166,68 +141,6 @@ def run_inside(spec: Once, key: str, work: Callable[[], Any]) -> Any:
         log("receipt.done", "Ran %s.", spec, key)
         return outcome
     raise ReceiptBusy(key, waited=timedelta(0))
-
-
-def find_earlier(spec: Once, key: str) -> Earlier | None:
-    """Return what an earlier run of the same function left, and count that it was asked for again."""
-    nested = connections[spec.using].in_atomic_block
-    row = (receipt_sql.look if nested else receipt_sql.ask)(key, spec.name, using=spec.using)
-    if row is None:
-        return None
-    if nested:
-        # The count would lock the row until the caller's transaction ends, and with it everybody who asks.
-        count = functools.partial(receipt_sql.ask, key, spec.name, using=spec.using)
-        transaction.on_commit(count, using=spec.using, robust=True)
-    state, outcome = row
-    log(
-        "receipt.again",
-        "%s is parked; nothing ran." if state == Receipt.State.PARKED else "%s has run before; nothing ran.",
-        spec,
-        key,
-    )
-    return Earlier(state, outcome)
-
-
-def as_json(key: str, outcome: object) -> str | None:
-    """Return `outcome` as PostgreSQL can keep it; raises OutcomeNotJson."""
-    if outcome is None:
-        return None
-    try:
-        text = json.dumps(outcome, allow_nan=False)
-        if "\\ud" in text:  # half a surrogate pair, perhaps
-            json.dumps(outcome, ensure_ascii=False).encode()
-    except (TypeError, ValueError, RecursionError) as error:
-        raise OutcomeNotJson(key, outcome=outcome, reason=str(error)) from error
-    if "\\u0000" in text:
-        raise OutcomeNotJson(key, outcome=outcome, reason="it contains a NUL character")
-    return text
-
-
-def log(
-    event: str,
-    message: str,
-    spec: Once,
-    key: str,
-    *,
-    level: int = logging.INFO,
-    error: BaseException | None = None,
-    **data: object,
-) -> None:
-    """Write one step of a job as a log line."""
-    broker_message = current_message()
-    logger.log(
-        level,
-        message,
-        key,
-        exc_info=error,
-        extra={
-            "event": event,
-            "key": key,
-            "function": spec.name,
-            "message_id": broker_message.message_id if broker_message else None,
-            **data,
-        },
-    )
 
 
 class _SomebodyElse(Exception):

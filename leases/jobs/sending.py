@@ -12,7 +12,7 @@ from redis.exceptions import RedisError
 
 from leases.conf import conf
 from leases.jobs.models import Receipt
-from leases.jobs.receipts import Once
+from leases.jobs.repeats import Once
 
 logger = logging.getLogger("leases")
 

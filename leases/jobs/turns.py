@@ -8,7 +8,7 @@ from django.db import DatabaseError, connections
 from leases import fence
 from leases.conf import conf
 from leases.errors import LeaseBusy, LeaseUnavailable
-from leases.jobs.actors import put_back
+from leases.jobs.messages import put_back
 
 logger = logging.getLogger("leases")
 

@@ -19,8 +19,8 @@ from dramatiq.results.backends import StubBackend
 from leases import hold, leased
 from leases.conf import conf
 from leases.errors import LeaseBusy, LeaseLost
-from leases.jobs.actors import put_back
 from leases.jobs.brokers.middleware import DatabaseConnections
+from leases.jobs.messages import put_back
 from leases.models import DeadLetter, Turn
 from tests.jobs import actors
 from tests.jobs.models import Effect
@@ -152,7 +152,7 @@ def test_mistakes_in_the_policy_show_when_the_module_is_imported() -> None:
 def test_job_that_lost_its_lease_very_often_still_goes_back_to_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     message = actors.serial.message_with_options(args=("a", "x"), leases_losses=100)
     sent: list[float] = []
-    monkeypatch.setattr("leases.jobs.actors.current_message", lambda: message)
+    monkeypatch.setattr("leases.jobs.messages.current_message", lambda: message)
     monkeypatch.setattr(dramatiq.get_broker(), "enqueue", lambda again, delay: sent.append(delay))
     put_back(LeaseLost("thing:a", token=1, reason="as told"), lost=True)
     assert 0 < sent[0] <= 1.5 * conf.MAX_RETRY_DELAY.total_seconds() * 1000
@@ -170,7 +170,7 @@ def test_serial_job_survives_a_database_that_does_not_take_its_place(
 
     ran: list[str] = []
     sent: list[float] = []
-    monkeypatch.setattr("leases.jobs.actors.current_message", lambda: actors.serial.message("a", "x"))
+    monkeypatch.setattr("leases.jobs.messages.current_message", lambda: actors.serial.message("a", "x"))
     monkeypatch.setattr(dramatiq.get_broker(), "enqueue", lambda again, delay: sent.append(delay))
     with connection.cursor() as cursor:
         cursor.execute(

@@ -1,0 +1,91 @@
+"""The broker message that a worker thread has in hand, and what becomes of it when its job cannot run now."""
+
+import logging
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import dramatiq
+from dramatiq.middleware import CurrentMessage, SkipMessage
+from dramatiq.results import Results
+
+from leases.conf import conf
+
+logger = logging.getLogger("leases")
+
+#: Message option that counts how often a job lost its lease.
+_LOSSES = "leases_losses"
+
+
+class _Thread(threading.local):
+    answered: "dramatiq.Message[Any] | None" = None
+
+
+_thread = _Thread()
+
+
+@contextmanager
+def answering() -> "Iterator[dramatiq.Message[Any] | None]":
+    """Give the broker message that the body has to answer for; None outside a worker, or if a caller does it already.
+
+    A message is put back once, by the outermost: what it called directly raises instead, and is run again with it.
+    """
+    message = current_message()
+    if message is None or _thread.answered is message:
+        yield None
+        return
+    _thread.answered = message
+    try:
+        yield message
+    finally:
+        _thread.answered = None
+
+
+def current_message() -> "dramatiq.Message[Any] | None":
+    """Return the broker message that this thread is working on, None outside a worker."""
+    message: dramatiq.Message[Any] | None = CurrentMessage.get_current_message()
+    return message
+
+
+def wants_result() -> bool:
+    """Say whether anybody gets what the actor returns; Dramatiq warns of each result that it throws away."""
+    message = current_message()
+    if message is None or message.options.get("pipe_target") is not None:
+        return True
+    return any(isinstance(middleware, Results) for middleware in dramatiq.get_broker().middleware)
+
+
+def put_back(error: BaseException, *, lost: bool = False, delay: timedelta | None = None) -> None:
+    """Enqueue the current message again after a jittered delay, using up no retry; outside a worker raise `error`.
+
+    Raises dramatiq.middleware.SkipMessage if a success of this message would have consequences: the next job of a
+    pipeline, a callback, the end of its group, a result. They are those of the run that is still to come.
+
+    If the process ends between this and the acknowledgement there are two messages, which lease and receipt tell apart.
+    """
+    message = current_message()
+    if message is None:
+        raise error
+    losses = int(message.options.get(_LOSSES, 0)) + lost
+    if delay is None:
+        delay = min(conf.RETRY_DELAY * 2 ** min(losses, 20), conf.MAX_RETRY_DELAY)
+    delay *= random.uniform(0.5, 1.5)  # noqa: S311
+    again = message.copy(options={_LOSSES: losses})
+    dramatiq.get_broker().enqueue(again, delay=round(delay / timedelta(milliseconds=1)))
+    logger.info(
+        "Back to the queue for %.1f s: %s",
+        delay.total_seconds(),
+        error,
+        extra={"event": "job.put_back", "message_id": message.message_id},
+    )
+    if _has_consequences(message):
+        message.options["store_results"] = False
+        raise SkipMessage(str(error))
+
+
+def _has_consequences(message: "dramatiq.Message[Any]") -> bool:
+    options = {**dramatiq.get_broker().get_actor(message.actor_name).options, **message.options}
+    return wants_result() or bool(options.get("on_success") or options.get("group_completion_uuid"))
