@@ -218,9 +218,9 @@ class Lane:
             metrics.breaker(self.name, len(self._breaker.open_hosts()))
             logger.log(
                 logging.ERROR if away else logging.INFO,
-                "%s %s",
-                f"{self.name} {host}".strip(),
-                f"is away, and is tried rarely now: {answer.detail}" if away else "is back",
+                "The server of channel %s takes %s",
+                f"{self.name} ({host})" if host else self.name,
+                f"nothing, and is tried rarely now: {answer.detail}" if away else "messages again",
                 extra={"event": f"outbox.breaker_{'opened' if away else 'closed'}", "channel": self.name, "host": host},
             )
 

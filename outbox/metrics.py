@@ -31,7 +31,7 @@ The steps of the protocol are log lines of the logger `outbox`, each with `extra
 | `outbox.dead`              | ERROR    | refused for good, or out of attempts or time                           |
 | `outbox.swept`             | WARNING  | taken from a drainer that held it too long, and due again              |
 | `outbox.too_late`          | WARNING  | an outcome came after a newer claim, a decision or a deletion: no change |
-| `outbox.breaker_opened`    | ERROR    | a receiver is away; it is tried rarely now (`host`)                    |
+| `outbox.breaker_opened`    | ERROR    | a receiver is away or lets nobody in; it is tried rarely now (`host`)  |
 | `outbox.breaker_closed`    | INFO     | it is back                                                             |
 | `outbox.decided`           | WARNING  | a person decided (`action`)                                            |
 | `outbox.database_lost`     | ERROR    | the database does not answer; said at every try                        |

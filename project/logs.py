@@ -47,7 +47,7 @@ class PlainFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         when = datetime.fromtimestamp(record.created, UTC).strftime("%H:%M:%S.%f")[:-3]
         line = f"{when} {record.levelname:<7} {record.name}: {record.getMessage()}"
-        fields = " ".join(f"{name}={value}" for name, value in _fields(record).items() if name != "event")
+        fields = " ".join(f"{name}={value}" for name, value in _fields(record).items())
         if fields:
             line += f"  [{fields}]"
         if record.exc_info:
@@ -74,8 +74,9 @@ class JsonFormatter(logging.Formatter):
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
-    """Return what the line carries beyond the standard attributes and is not empty, the job's fields last."""
+    """Return what the line carries beyond the standard attributes: the event first, the job's last, none empty."""
     extra = {name: value for name, value in vars(record).items() if name not in _LEFT_OUT}
+    extra = {"event": extra.pop("event", None), **extra}
     job_fields = {name: getattr(record, name, None) for name in JOB_FIELDS}
     return {name: value for name, value in {**extra, **job_fields}.items() if value not in (None, "")}
 

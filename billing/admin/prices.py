@@ -22,7 +22,14 @@ class PriceAdmin(FastAdmin):
     ordering = ["metric", "currency", "-valid_from"]
 
     def has_change_permission(self, request: HttpRequest, obj: Price | None = None) -> bool:
-        return super().has_change_permission(request, obj) and (obj is None or obj.valid_from > timezone.now())
+        return super().has_change_permission(request, obj) and not _is_in_use(obj)
+
+    def get_fieldsets(self, request: HttpRequest, obj: Price | None = None) -> Any:
+        about = {"description": "In use, so it does not change: add one with a later valid from."}
+        return [
+            (name, {**options, **about} if _is_in_use(obj) else options)
+            for name, options in super().get_fieldsets(request, obj)
+        ]
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
@@ -30,3 +37,7 @@ class PriceAdmin(FastAdmin):
     @admin.display(description="unit price")
     def shown_unit_price(self, price: Price) -> str:
         return f"{price.currency} {price.unit_price.normalize():f}"
+
+
+def _is_in_use(price: Price | None) -> bool:
+    return price is not None and price.valid_from <= timezone.now()

@@ -50,7 +50,7 @@ def decimal(name: str, value: str, max_digits: int, places: int) -> Decimal:
 
 def moment(name: str, value: str) -> datetime:
     """Return an instant in UTC; a text without an offset names none and is refused."""
-    at = _parsed(name, value)
+    at = _parsed(name, value, "a time such as 2026-05-31T23:59:59Z")
     if at.tzinfo is None:
         raise Refused(f"{name} {value.strip():.60} has no offset from UTC; append Z or one such as +02:00")
     return _in_utc(name, at)
@@ -58,7 +58,7 @@ def moment(name: str, value: str) -> datetime:
 
 def utc_moment(name: str, value: str) -> datetime:
     """Return an instant in UTC, reading a text without offset as UTC and a date as its first moment there."""
-    at = _parsed(name, value)
+    at = _parsed(name, value, "a date or time such as 2026-05-31 or 2026-05-31T23:59:59Z")
     return _in_utc(name, at) if at.tzinfo else at.replace(tzinfo=UTC)
 
 
@@ -99,11 +99,11 @@ def _timezones() -> frozenset[str]:
     return frozenset(available_timezones())
 
 
-def _parsed(name: str, value: str) -> datetime:
+def _parsed(name: str, value: str, expected: str) -> datetime:
     try:
         return datetime.fromisoformat(value.strip())
     except ValueError:
-        raise Refused(f"{name} {value.strip()!r:.60} is not a time such as 2026-05-31T23:59:59Z") from None
+        raise Refused(f"{name} {value.strip()!r:.60} is not {expected}") from None
 
 
 def _in_utc(name: str, at: datetime) -> datetime:

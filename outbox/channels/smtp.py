@@ -87,7 +87,9 @@ class SmtpConversation:
                 smtp = self._open(deadline)
             except Exception as error:  # whatever it is (a password that is not ASCII): no word of the message was said
                 self._abandon()
-                return Answer(Outcome.NOT_HANDED_OVER, f"no connection to the server: {_said(error)}", unreachable=True)
+                answered = isinstance(error, smtplib.SMTPResponseException)
+                what = "the server did not let us in" if answered else "no connection to the server"
+                return Answer(Outcome.NOT_HANDED_OVER, f"{what}: {_said(error)}", unreachable=True)
             return self._talk(smtp, mail_from, rcpt_tos, data, deadline, is_reused)
 
     def _talk(
@@ -228,7 +230,7 @@ class SmtpConversation:
         if code // 100 not in (4, 5):
             return Answer(Outcome.NOT_HANDED_OVER, f"unexpected answer: {words}")
         if code in _NOT_LET_IN:
-            return Answer(Outcome.NOT_HANDED_OVER, f"the server does not let us in: {words}", unreachable=True)
+            return Answer(Outcome.NOT_HANDED_OVER, f"the server did not let us in: {words}", unreachable=True)
         return Answer(Outcome.REFUSED_PERMANENTLY if permanent else Outcome.REFUSED_TEMPORARILY, words)
 
     def _abandon(self) -> None:

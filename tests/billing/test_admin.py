@@ -157,12 +157,14 @@ def test_customer_form_is_as_strict_as_the_import(admin_client: Client, db: None
 
 def test_price_can_be_corrected_until_it_takes_effect(admin_client: Client, db: None) -> None:
     past = make_price("hours", "1")
+    assert "add one with a later valid from" in html(admin_client, f"price/{past.pk}/change/")
     coming = make_price("hours", "2", valid_from=datetime(date.today().year + 2, 1, 1, tzinfo=UTC))
     assert admin_client.post(f"/admin/billing/price/{past.pk}/change/", {}).status_code == 403
     values = {
         "metric": "hours", "currency": "EUR", "unit_price": "3.5", "tax_category": "standard",
         "valid_from_0": "2099-01-01", "valid_from_1": "00:00:00",
     }  # fmt: skip
+    assert "In use" not in html(admin_client, f"price/{coming.pk}/change/")
     admin_client.post(f"/admin/billing/price/{coming.pk}/change/", values)
     assert Price.objects.get(pk=coming.pk).unit_price == Decimal("3.5")
     response = admin_client.post("/admin/billing/price/add/", values | {"unit_price": "-1", "metric": "x"})

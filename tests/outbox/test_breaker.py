@@ -68,7 +68,12 @@ def test_one_message_at_a_time_tries_a_host_that_is_away(monkeypatch: pytest.Mon
 
 @pytest.mark.django_db(transaction=True)
 def test_outage_spends_no_attempts_and_few_tries(
-    mail_server: MailServer, publish: Publish, drain: Drain, monkeypatch: pytest.MonkeyPatch, settings: Any
+    mail_server: MailServer,
+    publish: Publish,
+    drain: Drain,
+    monkeypatch: pytest.MonkeyPatch,
+    settings: Any,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     settings.OUTBOX_RETRY_BASE = timedelta(milliseconds=10)
     monkeypatch.setattr(breaker, "FIRST_PAUSE", 0.2)
@@ -79,6 +84,7 @@ def test_outage_spends_no_attempts_and_few_tries(
     drain(until=Until.STOPPED, max_runtime=timedelta(seconds=1.5))
     tries = len(mail_server.connections)
     assert breaker.FAILURES_TO_OPEN < tries < 20
+    assert "The server of channel email takes nothing, and is tried rarely now: no connection" in caplog.text
     assert set(Message.objects.values_list("state", "attempts")) == {(State.PENDING, 0)}
     mail_server.mode = "accept"
     running = drainer(until=Until.STOPPED, max_runtime=timedelta(seconds=2))

@@ -351,6 +351,6 @@ def test_login_that_is_refused_costs_no_attempts(
     drain()
     message = Message.objects.get()
     assert (message.state, message.attempts) == (State.PENDING, 0)
-    assert f"no connection to the server: {code}" in message.last_error
+    assert f"the server did not let us in: {code}" in message.last_error
     (channel,) = status("default")
     assert (channel.later, channel.retrying, channel.last_error) == (1, 1, message.last_error)

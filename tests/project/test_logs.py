@@ -30,13 +30,13 @@ def test_json_line_carries_every_field_the_line_was_given() -> None:
     assert "run" not in line
 
 
-def test_plain_line_shows_the_jobs_fields_after_the_message() -> None:
+def test_plain_line_shows_the_event_and_the_jobs_fields_after_the_message() -> None:
     logs.enter_job(message_id="abc", run=3)
     try:
-        text = logs.PlainFormatter().format(record("Lease lost", token=7))
+        text = logs.PlainFormatter().format(record("Lease lost", detector="watcher", event="lease.lost", token=7))
     finally:
         logs.leave_job()
-    assert text.endswith("INFO    leases: Lease lost  [token=7 message_id=abc run=3]")
+    assert text.endswith("INFO    leases: Lease lost  [event=lease.lost detector=watcher token=7 message_id=abc run=3]")
 
 
 def test_what_the_line_says_wins_over_its_context() -> None:
