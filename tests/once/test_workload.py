@@ -179,3 +179,30 @@ def test_message_of_an_actor_that_nobody_knows_is_kept(jobs: Jobs) -> None:
     assert letter
     assert letter.actor == "from_tomorrow"
     assert "ActorNotFound" in letter.reason
+
+
+def put(jobs: Jobs, data: bytes, name: str) -> None:
+    """Have the queue hold what is no message."""
+    if jobs.is_redis:
+        jobs.broker.client.hset(f"dramatiq:{QUEUE}.msgs", name, data)
+        jobs.broker.client.rpush(f"dramatiq:{QUEUE}", name)
+    else:
+        jobs.broker.declare_queue(QUEUE, ensure=True)
+        jobs.broker.channel.basic_publish(exchange="", routing_key=QUEUE, body=data)
+
+
+def test_messages_that_cannot_be_read_stop_no_other_and_are_dead_letters(jobs: Jobs) -> None:
+    """Two of them in one fetch ended the consumer's thread for good, and the broker alone knew of them."""
+    for number in range(3):
+        put(jobs, b"no message", f"{number}")
+    jobs.send(actors.plain, "behind them")
+    worker = jobs.start(1, 1)
+    wait_until(lambda: actors.effects("behind them") == 1, 40)
+    wait_until(lambda: DeadLetter.objects.count() == 3, 40)
+    letter = DeadLetter.objects.first()
+    assert letter
+    assert (letter.queue, letter.actor, letter.args) == (QUEUE, "(cannot be read)", ["b'no message'"])
+    assert letter.reason.startswith("DecodeError: failed to decode message 'no message'")
+    wait_until(jobs.is_done)
+    worker.terminate()
+    assert worker.wait(20) == 0

@@ -20,6 +20,8 @@ ENQUEUE_AGAIN_S = 5.0
 _AWAY = (redis.ConnectionError, redis.TimeoutError, BrokerConnectionError)
 #: Message option, never sent: a worker that is leaving could not retry the message.
 _LEFT = "leases_left"
+#: What stands in place of the actor's name where a message cannot be decoded.
+UNREADABLE = "(cannot be read)"
 
 
 class DatabaseConnections(Middleware):
@@ -120,6 +122,23 @@ class UnstartedGivenBack(Middleware):
 def is_left(message: dramatiq.MessageProxy) -> bool:
     """Say whether a worker that is leaving wants the message neither acknowledged nor rejected, but delivered again."""
     return bool(message.options.get(_LEFT))
+
+
+class Unreadable(dramatiq.MessageProxy):
+    """Stands for a message that cannot be decoded: no actor has its name, so it is rejected and becomes a dead letter.
+
+    queue_name: where it was. message_id: the broker's own name for it. data: what it is. error: why it cannot be read.
+    """
+
+    _tag: int
+
+    def __init__(self, queue_name: str, message_id: str, data: bytes, error: BaseException) -> None:
+        options = {"redis_message_id": message_id}
+        super().__init__(dramatiq.Message(queue_name, UNREADABLE, (repr(data),), {}, options, message_id))
+        self._error = error
+
+    def stuff_exception(self, exception: BaseException) -> None:
+        super().stuff_exception(self._error)
 
 
 class _Waiting:

@@ -5,17 +5,18 @@ confirmed may have gone nowhere. RabbitMQ closes the channel of a consumer that 
 `consumer_timeout`, and gives the message to another worker: it must be above LEASES_MAX_HOLD and TIME_LIMIT_MARGIN.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import dramatiq
 import pika.exceptions
 from dramatiq.brokers.rabbitmq import DEAD_MESSAGE_TTL, RabbitmqBroker, _RabbitmqConsumer
 from dramatiq.common import xq_name
-from dramatiq.errors import ConnectionClosed
+from dramatiq.errors import ConnectionClosed, DecodeError
+from dramatiq.message import Message
 from dramatiq.middleware import Middleware
 
-from leases.jobs.brokers.middleware import is_left
+from leases.jobs.brokers.middleware import Unreadable, is_left
 
 #: A connection on which nothing comes for twice this long is dead.
 _HEARTBEAT_S = 30
@@ -26,7 +27,8 @@ _BLOCKED_S = 30
 class Consumer(_RabbitmqConsumer):
     """Takes messages from one queue; told to stop, it gives back at once what no job was begun for.
 
-    Dramatiq keeps them until its jobs have ended. Acknowledgements of those still go through here.
+    Dramatiq keeps them until its jobs have ended. Acknowledgements of those still go through here. What cannot be
+    decoded is rejected like any other message, so that a dead letter tells of it.
     """
 
     def __init__(self, broker: "QuorumRabbitmqBroker", queue_name: str, prefetch: int, timeout: int) -> None:
@@ -34,6 +36,8 @@ class Consumer(_RabbitmqConsumer):
         self._timeout_s = timeout / 1000
         self._unstarted: list[int] | None = None
         self._cancelled = False
+        self._unreadable: Unreadable | None = None
+        self.iterator = self._readable(self.iterator)
 
     def stop_fetching(self, unstarted: list[dramatiq.MessageProxy]) -> None:
         """Take nothing more, and give back what no job was begun for; done by the thread that owns the connection."""
@@ -45,7 +49,11 @@ class Consumer(_RabbitmqConsumer):
 
     def __next__(self) -> Any:
         if self._unstarted is None:
-            return super().__next__()
+            message = super().__next__()
+            if message is None and self._unreadable is not None:
+                message, self._unreadable = self._unreadable, None
+                self.known_tags.add(message._tag)
+            return message
         try:
             if not self._cancelled:
                 self._cancelled = True
@@ -57,6 +65,19 @@ class Consumer(_RabbitmqConsumer):
         except (pika.exceptions.AMQPConnectionError, pika.exceptions.AMQPChannelError) as error:
             raise ConnectionClosed(error) from None
         return None
+
+    def _readable(self, deliveries: Iterator[tuple[Any, Any, Any]]) -> Iterator[tuple[Any, Any, Any]]:
+        for method, properties, body in deliveries:
+            try:
+                if method is not None:
+                    Message.decode(body)
+            except DecodeError as error:
+                tag = method.delivery_tag
+                self._unreadable = Unreadable(self.queue_name, f"{tag}", body, error.error)
+                self._unreadable._tag = tag
+                yield None, None, None
+            else:
+                yield method, properties, body
 
 
 class QuorumRabbitmqBroker(RabbitmqBroker):

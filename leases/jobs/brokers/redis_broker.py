@@ -8,6 +8,8 @@ Seen in 2.2.1, and what is done about it here:
 * Redis away while a delayed message is due ends the consumer's thread for good: it starts over.
 * What a broken connection had fetched belongs to a process that lives and forgot it: it is put back within a minute.
 * A consumer that closes forgets what it had fetched and not handed out: it gives it back.
+* A message that cannot be decoded ends its batch, two of them the consumer's thread for good, and no dead letter tells
+  of it: it is rejected like any other.
 * A worker that is told to stop goes on fetching, and keeps what it fetched until its jobs have ended: it gives all that
   was not begun back at once, and what was cut off when it leaves.
 * Dead workers are looked for with a chance of 0.1 % per command, which is once in ten minutes: every few seconds.
@@ -29,13 +31,13 @@ import dramatiq
 import redis
 from dramatiq.brokers.redis import RedisBroker, _RedisConsumer
 from dramatiq.common import current_millis
-from dramatiq.errors import ConnectionClosed
+from dramatiq.errors import ConnectionClosed, DecodeError
 from dramatiq.message import Message
 from dramatiq.middleware import Middleware
 from redis.backoff import ExponentialWithJitterBackoff
 from redis.retry import Retry
 
-from leases.jobs.brokers.middleware import is_left
+from leases.jobs.brokers.middleware import Unreadable, is_left
 
 logger = logging.getLogger("leases")
 
@@ -108,15 +110,34 @@ class Consumer(_RedisConsumer):
             time.sleep(self.timeout / 1000)
             return None
         with connection_errors():
-            message = super().__next__()
+            try:
+                message = super().__next__()
+            except DecodeError as error:
+                message = self._unreadable(error)
         if message is not None:
             self.known.add(message.options["redis_message_id"])
         return message
 
     def close(self) -> None:
-        fetched = [Message.decode(data) for data in self.message_cache if data is not None]
+        fetched = []
+        for data in self.message_cache:
+            try:
+                if data is not None:
+                    fetched.append(Message.decode(data))
+            except DecodeError as error:
+                logger.error("A message of %s is put back later, as it cannot be read: %s", self.queue_name, error)
         self.message_cache = []
         self.requeue(fetched)
+
+    def _unreadable(self, error: DecodeError) -> Unreadable | None:
+        space, client = self.broker.namespace, self.broker.client
+        held = list(client.smembers(f"{space}:__acks__.{self.broker.broker_id}.{self.queue_name}"))
+        found = client.hmget(f"{space}:{self.queue_name}.msgs", held) if held else []
+        for message_id, data in zip(map(_text, held), found, strict=True):
+            if data == error.data and message_id not in self.known:
+                return Unreadable(self.queue_name, message_id, data, error.error)
+        logger.error("A message of %s cannot be read, and this process holds it no more: %s", self.queue_name, error)
+        return None
 
 
 class ServerTimeRedisBroker(RedisBroker):
