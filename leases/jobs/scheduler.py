@@ -13,7 +13,8 @@ import logging
 import random
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 
 import dramatiq
@@ -42,6 +43,8 @@ _CANDIDACY_S = 2.0
 _LOOK_EVERY_S = 1.0
 #: Of the slots that were missed while no scheduler ran, so many are taken up at a time, the newest if not all.
 MOST_MISSED = 1000
+#: What stops everything: no lease any more, or a server that is away.
+_AWAY = (LeaseError, RedisError, DatabaseError, BrokerConnectionError)
 
 _INSERT = """
 INSERT INTO leases_slot (schedule, due_at, state, message_id, recorded_at)
@@ -69,7 +72,7 @@ class Scheduler:
                     self._lead(lease)
             except LeaseBusy:
                 pass
-            except (LeaseError, RedisError, DatabaseError, BrokerConnectionError) as error:
+            except _AWAY as error:
                 logger.warning("Scheduling stopped and is taken up again: %s", error)
             self.stop.wait(_CANDIDACY_S * random.uniform(0.5, 1.5))  # noqa: S311 - jitter
 
@@ -83,17 +86,20 @@ class Scheduler:
     def look(self, lease: Lease | None = None) -> int:
         """Take up what is due by the database's clock and enqueue it; return how many messages were enqueued.
 
-        Raises redis.RedisError, django.db.DatabaseError, and what the broker raises; what was not enqueued then is by
-        the next look.
+        Raises LeaseError, redis.RedisError, django.db.DatabaseError and dramatiq's BrokerConnectionError: servers are
+        away, and what was not enqueued is by the next look. Whatever else is wrong with one slot stops no other.
         """
         fence.reopen_if_closed(self.using)
         now = self._now()
         for schedule in self.schedules.values():
-            self._take_up(schedule, now)
+            with self._alone(schedule.name):
+                self._take_up(schedule, now)
         return self._fire(lease)
 
     def _take_up(self, schedule: Schedule, now: datetime) -> None:
-        last = Slot.objects.using(self.using).filter(schedule=schedule.name).order_by("-due_at").first()
+        # A slot that lies ahead is from a database whose clock was; it must not silence the schedule until then.
+        seen = Slot.objects.using(self.using).filter(schedule=schedule.name, due_at__lte=now)
+        last = seen.order_by("-due_at").first()
         if last is None:
             # Slots from before the schedule was there were not missed.
             self._insert(schedule, now, Slot.State.FIRST_SEEN)
@@ -127,30 +133,41 @@ class Scheduler:
             schedule = self.schedules.get(slot.schedule)
             if schedule is None:
                 continue  # another version of the settings knows it
-            try:
-                message = schedule.message(slot.due_at)
-            except dramatiq.ActorNotFound:
-                logger.error("%s is due, and there is no actor %s.", schedule.name, schedule.actor)
-                continue
-            if lease is not None:
-                lease.check()
-            dramatiq.get_broker().enqueue(message)
-            Slot.objects.using(self.using).filter(pk=slot.pk, state=Slot.State.DUE).update(
-                state=Slot.State.FIRED, message_id=message.message_id
-            )
-            fired += 1
-            logger.info(
-                "Enqueued %s for %s.",
-                schedule.name,
-                slot.due_at,
-                extra={
-                    "event": "slot.fired",
-                    "schedule": schedule.name,
-                    "slot": slot.due_at.isoformat(),
-                    "message_id": message.message_id,
-                },
-            )
+            with self._alone(schedule.name):
+                self._enqueue(schedule, slot, lease)
+                fired += 1
         return fired
+
+    def _enqueue(self, schedule: Schedule, slot: Slot, lease: Lease | None) -> None:
+        message = schedule.message(slot.due_at)
+        if lease is not None:
+            lease.check()
+        dramatiq.get_broker().enqueue(message)
+        Slot.objects.using(self.using).filter(pk=slot.pk, state=Slot.State.DUE).update(
+            state=Slot.State.FIRED, message_id=message.message_id
+        )
+        logger.info(
+            "Enqueued %s for %s.",
+            schedule.name,
+            slot.due_at,
+            extra={
+                "event": "slot.fired",
+                "schedule": schedule.name,
+                "slot": slot.due_at.isoformat(),
+                "message_id": message.message_id,
+            },
+        )
+
+    @contextmanager
+    def _alone(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except _AWAY:
+            raise
+        except dramatiq.ActorNotFound as error:
+            logger.error("%s is due, and cannot be enqueued: %s", name, error)
+        except Exception:
+            logger.exception("A slot of %s could not be fired, and is tried again with the next look.", name)
 
     def _now(self) -> datetime:
         with connections[self.using].cursor() as cursor:

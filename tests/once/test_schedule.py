@@ -12,7 +12,7 @@ from django.core.management import CommandError, call_command
 from leases import hold
 from leases.jobs.errors import InvalidSchedule
 from leases.jobs.scheduler import RESOURCE, Scheduler
-from leases.jobs.schedules import parsed
+from leases.jobs.schedules import Schedule, parsed
 from leases.models import Slot
 from tests.jobs import actors
 from tests.jobs.models import Effect
@@ -64,6 +64,32 @@ def test_slot_whose_leader_died_before_enqueueing_is_enqueued_by_the_next() -> N
     Slot.objects.create(schedule="test", due_at=at, state=Slot.State.DUE, recorded_at=at)
     assert scheduler(every=timedelta(days=300)).look() == 1
     assert Slot.objects.get(due_at=at).state == "fired"
+
+
+def test_slot_that_cannot_be_enqueued_stops_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    """It ended the scheduler, and with it every schedule."""
+    at = datetime.now(UTC) - timedelta(seconds=5)
+    broken = Schedule(name="broken", actor="welcome", every=timedelta(days=300), args=(object(),))
+    for name in ["broken", "test"]:
+        Slot.objects.create(schedule=name, due_at=at, state=Slot.State.DUE, recorded_at=at)
+    both = scheduler(every=timedelta(days=300))
+    both.schedules["broken"] = broken
+    assert both.look() == 1
+    assert dict(Slot.objects.values_list("schedule", "state")) == {"broken": "due", "test": "fired"}
+    assert "A slot of broken could not be fired" in caplog.text
+
+
+def test_slot_that_lies_ahead_does_not_silence_its_schedule() -> None:
+    """A database whose clock was ahead left it there."""
+    last_seen(timedelta(minutes=2))
+    ahead = datetime.now(UTC) + timedelta(days=400)
+    Slot.objects.create(schedule="test", due_at=ahead, state=Slot.State.FIRED, recorded_at=ahead)
+    assert scheduler(every=timedelta(minutes=1)).look() == 1
+
+
+def test_texts_inside_of_arguments_are_filled_too() -> None:
+    schedule = parsed("test", {"actor": "welcome", "cron": "0 3 1 * *", "args": [{"months": ["{slot:%Y-%m}"]}]})
+    assert schedule.message(datetime(2026, 5, 1, 3, tzinfo=UTC)).args == ({"months": ["2026-05"]},)
 
 
 def test_frozen_leader_that_wakes_fires_nothing_its_successor_fired() -> None:
@@ -147,7 +173,17 @@ def test_cron_follows_the_clocks_of_its_time_zone() -> None:
         {"actor": "a", "every": timedelta(minutes=1), "timezone": "Berlin"},
         {"actor": "a", "every": timedelta(minutes=1), "missed": "hope"},
         {"actor": "a", "every": timedelta(minutes=1), "args": ["{month}"]},
+        {"actor": "a", "every": timedelta(minutes=1), "args": ["{slot.nope}"]},
+        {"actor": "a", "every": timedelta(minutes=1), "args": [[{"month": "{month}"}]]},
+        {"actor": "a", "every": timedelta(minutes=1), "args": "abc"},
+        {"actor": "a", "every": timedelta(minutes=1), "args": [timedelta(minutes=1)]},
+        {"actor": "a", "every": timedelta(minutes=1), "kwargs": ["b"]},
+        {"actor": "a", "every": timedelta(minutes=1), "kwargs": {"b": object()}},
         {"actor": "a", "every": timedelta(minutes=1), "crontab": "x"},
+        {"actor": "a", "every": None},
+        {"actor": "a", "cron": None},
+        {"actor": "a", "cron": 5},
+        None,
     ],
 )
 def test_entry_that_cannot_be_understood_is_named(entry: dict[str, Any]) -> None:
