@@ -6,15 +6,18 @@ its reason, until a person replays it or throws it away.
 
 import json
 import logging
+import math
 import traceback
 from typing import Any
 
 import dramatiq
 from django.db import connections, router
 
-from leases.jobs.errors import AlreadyDone, AlreadyReplayed
+from leases.jobs.discovery import import_actors
+from leases.jobs.errors import ActorUnknown, AlreadyDone, AlreadyReplayed, KeyTaken, LetterInexact
 from leases.jobs.models import DeadLetter, Receipt
-from leases.jobs.sending import forget_pending, key_of
+from leases.jobs.repeats import Once
+from leases.jobs.sending import forget_pending, key_of, once_of
 
 logger = logging.getLogger("leases")
 
@@ -30,28 +33,31 @@ UPDATE leases_deadletter SET replay_asked_at = clock_timestamp(), replayed_by = 
 
 
 def record(message: dramatiq.MessageProxy) -> None:
-    """Keep a message that failed for good."""
+    """Keep a message that failed for good; what a row cannot hold is kept as text, and the letter says so.
+
+    Raises django.db.DatabaseError; then nothing is kept.
+    """
     error: BaseException | None = message._exception
     trace = message.options.get("traceback") or ""
     if error is not None and not trace:
         trace = "".join(traceback.format_exception(error))
-    reason = f"{type(error).__name__}: {error}" if error is not None else "not known"
+    reason = _described(error)
     options = {name: value for name, value in message.options.items() if name != "traceback"}
+    names = [str(message.message_id), str(message.queue_name).removesuffix(".DQ"), str(message.actor_name)]
+    kept_names = [_storable(name)[:most] for name, most in zip(names, (64, 255, 255), strict=True)]
+    kept = [_as_json(value) for value in (list(message.args), message.kwargs, options)]
     with connections[router.db_for_write(DeadLetter)].cursor() as cursor:
         cursor.execute(
             "INSERT INTO leases_deadletter"
-            " (message_id, queue, actor, args, kwargs, options, key, reason, traceback, died_at, replayed_by)"
-            " VALUES (%s, %s, %s, %s::jsonb, %s::jsonb, %s::jsonb, %s, %s, %s, clock_timestamp(), '')",
+            " (message_id, queue, actor, args, kwargs, options, is_exact, key, reason, traceback, died_at, replayed_by)"
+            " VALUES (%s, %s, %s, %s::jsonb, %s::jsonb, %s::jsonb, %s, %s, %s, %s, clock_timestamp(), '')",
             [
-                message.message_id,
-                message.queue_name.removesuffix(".DQ"),
-                message.actor_name,
-                _json(message.args),
-                _json(message.kwargs),
-                _json(options),
+                *kept_names,
+                *(text for text, _ in kept),
+                kept_names == names and all(is_exact for _, is_exact in kept),
                 key_of(message) or "",  # type: ignore[arg-type]  # a proxy of the message
                 _storable(reason)[:2000],
-                _storable(trace),
+                _storable(str(trace)),
             ],
         )
     logger.error(
@@ -63,21 +69,27 @@ def record(message: dramatiq.MessageProxy) -> None:
 
 
 def replay(letter: DeadLetter, *, by: str) -> None:
-    """Enqueue the message of a dead letter again with all its retries, once.
+    """Enqueue the message of a dead letter again with all its retries, once, into the queue that its actor has now.
 
-    Raises AlreadyReplayed, and AlreadyDone when its actor is @once and its key has a receipt by now. Whatever the
-    broker raises leaves the letter as it was.
+    Raises AlreadyReplayed; ActorUnknown and LetterInexact if what would run is not what the message asked for; and
+    when its actor is @once and its key has a receipt by now, AlreadyDone, or KeyTaken if that is another function's.
+    Whatever the broker raises leaves the letter as it was.
     """
-    if letter.key and Receipt.objects.filter(key=letter.key).exclude(state=Receipt.State.STARTED).exists():
-        raise AlreadyDone(letter.key)
+    import_actors()
+    try:
+        actor = dramatiq.get_broker().get_actor(letter.actor)
+    except dramatiq.ActorNotFound:
+        raise ActorUnknown(letter.actor) from None
+    if not letter.is_exact:
+        raise LetterInexact(letter.message_id)
+    _refuse_if_done(letter.key, once_of(actor.fn))
     alias = router.db_for_write(DeadLetter)
     with connections[alias].cursor() as cursor:
         cursor.execute(_CLAIM, {"id": letter.pk, "by": by})
         if not cursor.rowcount:
             raise AlreadyReplayed(letter.message_id)
-    broker = dramatiq.get_broker()
     try:
-        broker.enqueue(message_of(letter))
+        dramatiq.get_broker().enqueue(message_of(letter, queue_name=actor.queue_name))
     except BaseException:
         DeadLetter.objects.using(alias).filter(pk=letter.pk).update(replay_asked_at=None, replayed_by="")
         raise
@@ -94,10 +106,10 @@ def replay(letter: DeadLetter, *, by: str) -> None:
     )
 
 
-def message_of(letter: DeadLetter) -> "dramatiq.Message[Any]":
-    """Return the message as it was before its first run."""
+def message_of(letter: DeadLetter, *, queue_name: str) -> "dramatiq.Message[Any]":
+    """Return the message as it was before its first run, for a queue."""
     return dramatiq.Message(
-        queue_name=letter.queue,
+        queue_name=queue_name,
         actor_name=letter.actor,
         args=tuple(letter.args),
         kwargs=letter.kwargs,
@@ -106,8 +118,46 @@ def message_of(letter: DeadLetter) -> "dramatiq.Message[Any]":
     )
 
 
-def _json(value: Any) -> str:
-    return _storable(json.dumps(value, default=repr)).replace("\\u0000", "")
+def _refuse_if_done(key: str, spec: Once | None) -> None:
+    if not key:
+        return
+    receipt = Receipt.objects.using(spec.using if spec else router.db_for_write(Receipt)).filter(key=key).first()
+    if receipt is None:
+        return
+    if spec is not None and receipt.actor != spec.name:
+        raise KeyTaken(key, actor=spec.name, owner=receipt.actor)
+    if receipt.state != Receipt.State.STARTED:
+        raise AlreadyDone(key)
+
+
+def _as_json(value: Any) -> tuple[str, bool]:
+    """Return `value` as JSON that PostgreSQL can hold, and whether reading it gives `value` again."""
+    try:
+        text = json.dumps(_plain(value), allow_nan=False)
+        return text, json.loads(text) == value
+    except Exception:  # nested too deep, too many digits, or whatever an object raises when it is compared
+        return json.dumps([_storable(_described(value))]), False
+
+
+def _plain(value: Any) -> Any:
+    if value is None or type(value) in (bool, int) or (type(value) is float and math.isfinite(value)):
+        return value
+    if type(value) is str:
+        return _storable(value)
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if isinstance(value, dict):
+        return {_storable(key if type(key) is str else _described(key)): _plain(one) for key, one in value.items()}
+    return _storable(_described(value))
+
+
+def _described(value: object) -> str:
+    try:
+        if value is None:
+            return "not known"
+        return f"{type(value).__name__}: {value}" if isinstance(value, BaseException) else repr(value)
+    except Exception as error:
+        return f"{type(value).__name__}, which cannot be shown: {type(error).__name__}"
 
 
 def _storable(text: str) -> str:

@@ -87,6 +87,28 @@ class AlreadyDone(LeaseError):
         )
 
 
+class ActorUnknown(LeaseError, LookupError):
+    """The dead letter names an actor that this version of the code does not have."""
+
+    def __init__(self, actor: str) -> None:
+        self.actor = actor
+        super().__init__(
+            f"There is no actor {actor!r} here, so nobody would run the message. Nothing was done; if the actor was "
+            "renamed, enqueue the job yourself."
+        )
+
+
+class LetterInexact(LeaseError):
+    """What the message carried could not be kept as it was, so a replay would run something else."""
+
+    def __init__(self, message_id: str) -> None:
+        self.message_id = message_id
+        super().__init__(
+            f"What the message {message_id} carried could not be kept exactly, so it cannot be replayed. Nothing was "
+            "done; read it in the dead letter, and enqueue the job yourself."
+        )
+
+
 class InvalidSchedule(LeaseError, ValueError):
     """An entry of LEASES_SCHEDULE cannot be understood; none of its slots is fired until it is put right."""
 

@@ -92,6 +92,9 @@ class DeadLetter(models.Model):
     args = models.JSONField(default=list)
     kwargs = models.JSONField(default=dict)
     options = models.JSONField(default=dict)
+    is_exact = models.BooleanField(
+        default=True, help_text="Off: what it carried could only be kept as text, so it cannot be replayed."
+    )
     key = models.CharField(max_length=MAX_KEY_LENGTH, blank=True, help_text="Its key, if its actor is @once.")
     reason = models.TextField(help_text="The last error.")
     traceback = models.TextField(blank=True)

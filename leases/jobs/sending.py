@@ -59,11 +59,11 @@ def once_of(function: Callable[..., Any]) -> Once | None:
 
 
 def key_of(message: "Message[Any]") -> str | None:
-    """Return the key that a message's job would run under; None if its actor is unknown or not @once."""
+    """Return the key that a message's job would run under; None if its actor gives it none, or is unknown."""
     try:
         spec = once_of(dramatiq.get_broker().get_actor(message.actor_name).fn)
         return spec.key.of(*message.args, **message.kwargs) if spec else None
-    except (dramatiq.ActorNotFound, TypeError, ValueError):
+    except Exception:  # a template may look into the arguments, and they may be anything
         return None
 
 

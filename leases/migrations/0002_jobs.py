@@ -32,6 +32,7 @@ class Migration(migrations.Migration):
                 ('args', models.JSONField(default=list)),
                 ('kwargs', models.JSONField(default=dict)),
                 ('options', models.JSONField(default=dict)),
+                ('is_exact', models.BooleanField(default=True, help_text='Off: what it carried could only be kept as text, so it cannot be replayed.')),
                 ('key', models.CharField(blank=True, help_text='Its key, if its actor is @once.', max_length=250)),
                 ('reason', models.TextField(help_text='The last error.')),
                 ('traceback', models.TextField(blank=True)),

@@ -67,6 +67,12 @@ def welcome(name: str) -> dict[str, int]:
 
 
 @dramatiq.actor(queue_name=QUEUE)
+@once("order:{order[id]}")
+def by_order(order: dict[str, Any]) -> None:
+    leave(f"{order}")
+
+
+@dramatiq.actor(queue_name=QUEUE)
 @once("stamp:{name}")
 def stamp(name: str) -> None:
     """`plain`, once."""
