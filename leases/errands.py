@@ -8,7 +8,9 @@ import threading
 import time
 from collections.abc import Callable
 
+from django.db import Error as DatabaseFailure
 from django.db import connections
+from redis.exceptions import RedisError
 
 logger = logging.getLogger("leases")
 
@@ -28,11 +30,14 @@ class Errands:
         """Forget everything; a forked child starts with no errands of its parent's."""
         self._lock = threading.Lock()
         self._workers: list[threading.Thread] = []
-        self._queue: queue.Queue[Callable[[], None]] = queue.Queue()
+        self._queue: queue.Queue[tuple[Callable[[], None], str]] = queue.Queue()
 
-    def run(self, errand: Callable[[], None]) -> None:
-        """Run `errand` soon; an error in it is logged and stops nothing."""
-        self._queue.put(errand)
+    def run(self, errand: Callable[[], None], *, failed: str) -> None:
+        """Run `errand` soon; an error in it is logged and stops nothing.
+
+        `failed` says what was not done then, and what makes up for it.
+        """
+        self._queue.put((errand, failed))
         with self._lock:
             if len(self._workers) < min(_WORKERS, self._queue.unfinished_tasks):
                 worker = threading.Thread(target=self._work, name="leases-errands", daemon=True)
@@ -48,11 +53,19 @@ class Errands:
 
     def _work(self) -> None:
         while True:
-            errand = self._queue.get()
+            errand, failed = self._queue.get()
             try:
                 errand()
-            except Exception:
-                logger.exception("An errand of the keeper failed.")
+            except Exception as error:
+                is_outage = isinstance(error, (DatabaseFailure, RedisError))
+                logger.log(
+                    logging.WARNING if is_outage else logging.ERROR,
+                    "%s (%s)",
+                    failed,
+                    " ".join(str(error).split()) or type(error).__name__,
+                    exc_info=not is_outage,
+                    extra={"event": "errand.failed"},
+                )
             finally:
                 connections.close_all()
                 self._queue.task_done()

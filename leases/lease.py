@@ -145,7 +145,10 @@ class Lease:
         metrics.lost(self.resource, cause=detector.value, held_s=boottime() - self.granted_at)
         self._report(detector)
         # Last: this may be the job's own thread, and the interrupt that follows must not land in a lock of logging.
-        stops.run(partial(self.job.stop, self))
+        stops.run(
+            partial(self.job.stop, self),
+            failed=f"The job that lost {self.resource} was not interrupted; its next fenced write is refused.",
+        )
 
     def abandon(self) -> None:
         """Stop renewing the lease of a thread that died without releasing it; it expires by itself."""
@@ -157,7 +160,10 @@ class Lease:
         self._unproven = True
         if not self._restoring:
             self._restoring = True
-            errands.run(self._restore)
+            errands.run(
+                self._restore,
+                failed=f"Whether the lease on {self.resource} may go on is not known yet; its next renewal asks again.",
+            )
 
     def warn_of_long_hold(self, held: timedelta) -> None:
         if not self._warned:
@@ -205,7 +211,10 @@ class Lease:
         if self._end(LeaseRecord.End.RELEASED):
             metrics.released(self.resource, held_s=boottime() - self.granted_at)
             if fence.has_open_transaction(self.using):
-                errands.run(partial(self._give_back, linger=linger))
+                errands.run(
+                    partial(self._give_back, linger=linger),
+                    failed=f"{self.resource} was not given back; its key expires.",
+                )
             else:
                 self._give_back(linger=linger)
         elif not conf.LOCK_DELAY:
@@ -266,7 +275,8 @@ class Lease:
                 fate=Incident.Fate.RUNNING,
                 ended=ended,
                 using=self.using,
-            )
+            ),
+            failed=f"An incident of {self.resource} was not reported; the watcher or the next holder reports it.",
         )
 
 

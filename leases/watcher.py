@@ -130,7 +130,10 @@ class Watcher:
         """Have the headroom measured beside the watching, which would be blind meanwhile."""
         if boottime() >= self._measure_at:
             self._measure_at = boottime() + _HEADROOM_EVERY_S
-            errands.run(lambda: metrics.headroom(headroom.measure(self.using)))
+            errands.run(
+                lambda: metrics.headroom(headroom.measure(self.using)),
+                failed="The headroom was not measured; it is the next time.",
+            )
 
     def _compare(self, records: Sequence[Record]) -> Iterator[Record]:
         asked_at = boottime()

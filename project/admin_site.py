@@ -1,6 +1,7 @@
 """The admin of the whole project: its order, and what waits for a person, first thing."""
 
 from dataclasses import dataclass
+from datetime import date, datetime, time, timedelta
 from typing import Any
 
 from django.contrib import admin
@@ -8,8 +9,12 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.template.response import TemplateResponse
 from django.urls import reverse
+from django.utils import timezone
+from django.utils.http import urlencode
 
 MOST_COUNTED = 1000
+#: Nobody closes an incident: it is shown for so long.
+INCIDENT_DAYS = 7
 
 APPS = ["billing", "outbox", "leases", "auth", "admin"]
 MODELS = [
@@ -65,16 +70,23 @@ def waiting(request: HttpRequest) -> list[Waiting]:
         advice = "In doubt: find out whether it arrived, then decide. Dead: the receiver refused it for good."
         found.append(_waiting(messages, "Messages in doubt or dead", url, advice))
     if may("leases.view_incident"):
-        incidents = Incident.objects.exclude(fate=Incident.Fate.CRASHED)
-        url = reverse("admin:leases_incident_changelist")
+        since = _midnight(timezone.localdate() - timedelta(days=INCIDENT_DAYS))
+        fates = [Incident.Fate.RUNNING, Incident.Fate.UNKNOWN]
+        incidents = Incident.objects.filter(fate__in=fates, seen_at__gte=since)
+        shown = urlencode({"fate__in": ",".join(fates), "seen_at__gte": since.isoformat()})
+        url = reverse("admin:leases_incident_changelist") + f"?{shown}"
         advice = "A lease ended under a holder that was, or may have been, still running. Its writes were refused."
-        found.append(_waiting(incidents, "Incidents", url, advice))
+        found.append(_waiting(incidents, f"Incidents of the last {INCIDENT_DAYS} days", url, advice))
     return found
 
 
 def _waiting(rows: QuerySet[Any], title: str, url: str, advice: str) -> Waiting:
     count = rows.order_by()[: MOST_COUNTED + 1].count()
     return Waiting(f"{count:,}" if count <= MOST_COUNTED else f"more than {MOST_COUNTED:,}", title, url, advice)
+
+
+def _midnight(day: date) -> datetime:
+    return timezone.make_aware(datetime.combine(day, time.min))
 
 
 def _place(order: list[str], name: str) -> tuple[int, str]:

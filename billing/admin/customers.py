@@ -9,6 +9,7 @@ from billing.admin.forms import CustomerForm
 from billing.admin.inspecting import FastAdmin, list_link
 from billing.admin.searching import IndexedSearch
 from billing.models import Customer, Invoice, Item, UsageEvent
+from leases.models import Incident, LeaseRecord
 
 
 @admin.register(Customer)
@@ -21,7 +22,7 @@ class CustomerAdmin(IndexedSearch, FastAdmin):
     search_fields = ["code"]
     search_help_text = "The beginning of a code; else any part of a name or an address, which takes longer."
     ordering = ["code"]
-    fields = ["code", "name", "email", "currency", "timezone", "country", "status", "documents"]
+    fields = ["code", "name", "email", "currency", "timezone", "country", "status", "documents", "lease"]
 
     def searches(self, term: str) -> list[Q]:
         return [Q(code__startswith=term), Q(name__icontains=term) | Q(email__icontains=term)]
@@ -31,7 +32,7 @@ class CustomerAdmin(IndexedSearch, FastAdmin):
 
     def get_readonly_fields(self, request: HttpRequest, obj: Customer | None = None) -> list[str]:
         # Imports, runs and people know a customer by the code.
-        return ["documents"] if obj is None else ["code", "documents"]
+        return ["documents", "lease"] if obj is None else ["code", "documents", "lease"]
 
     @admin.display(description="look at")
     def documents(self, customer: Customer) -> str:
@@ -42,4 +43,14 @@ class CustomerAdmin(IndexedSearch, FastAdmin):
             list_link(Item, "items of runs", customer__id__exact=customer.pk),
             list_link(UsageEvent, "usage not invoiced yet", customer__id__exact=customer.pk, invoiced="no"),
         ]
+        return format_html_join(" · ", "{}", [(one,) for one in links])
+
+    @admin.display(description="lease")
+    def lease(self, customer: Customer) -> str:
+        """The name that commands, logs and incidents know the customer by."""
+        if customer.pk is None:
+            return "-"
+        resource = f"customer:{customer.pk}"
+        links = [resource, list_link(LeaseRecord, "leases", resource=resource)]
+        links.append(list_link(Incident, "incidents", resource=resource))
         return format_html_join(" · ", "{}", [(one,) for one in links])

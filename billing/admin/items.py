@@ -78,8 +78,8 @@ def retry(item: Item, answers: dict[str, Any]) -> str:
 @confirmed(
     Question(
         "Park",
-        "These customers are not invoiced for the period until somebody has them tried again. Nothing that was issued "
-        "is taken back.",
+        "These customers are not invoiced for the period until somebody has them tried again. Only what is still to be "
+        "done can be parked: nothing that was issued is taken back.",
         "Park",
     ),
     permission="park",
@@ -118,6 +118,10 @@ class ItemAdmin(IndexedSearch, Inspector):
     def get_urls(self) -> list[URLPattern]:
         view = self.admin_site.admin_view(self.preview_view)
         return [path("<int:item_id>/preview/", view, name="billing_item_preview"), *super().get_urls()]
+
+    def offers(self, action: str, object_id: str) -> bool:
+        still_to_be_done = Item.objects.filter(pk=object_id, outcome__in=Item.OPEN)
+        return super().offers(action, object_id) and (action != "park" or still_to_be_done.exists())
 
     def row_links(self, request: HttpRequest, object_id: str) -> list[tuple[str, str]]:
         if not request.user.has_perm("billing.preview_item"):

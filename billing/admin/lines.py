@@ -27,13 +27,13 @@ class LineColumns:
     def shown_quantity(self, line: InvoiceLine) -> str:
         return line.shown_quantity
 
-    @admin.display(description="unit price", empty_value="as delivered")
-    def shown_unit_price(self, line: InvoiceLine) -> str | None:
-        return None if line.unit_price is None else f"{line.invoice.currency} {line.unit_price.normalize():f}"
+    @admin.display(description="unit price")
+    def shown_unit_price(self, line: InvoiceLine) -> str:
+        return "as delivered" if line.unit_price is None else f"{line.invoice.currency} {line.unit_price.normalize():f}"
 
-    @admin.display(description="tax", empty_value="none")
-    def rate(self, line: InvoiceLine) -> str | None:
-        return None if line.tax_rate is None else percent(line.tax_rate)
+    @admin.display(description="tax")
+    def rate(self, line: InvoiceLine) -> str:
+        return "-" if line.tax_rate is None else percent(line.tax_rate)
 
 
 def percent(rate: Decimal) -> str:

@@ -44,8 +44,8 @@ def fences(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckM
         try:
             messages += _check(connection)
         except DatabaseError as error:
-            hint = f"Start it, or correct DATABASES[{alias!r}]."
-            messages.append(Error(f"{alias} does not answer: {error}", hint=hint, obj=alias, id="leases.E020"))
+            hint = f"Start it, or correct DATABASES[{alias!r}], or the variable it is read from, such as DATABASE_URL."
+            messages.append(Error(f"The database does not answer: {error}", hint=hint, obj=alias, id="leases.E020"))
     return messages
 
 

@@ -93,7 +93,8 @@ def _watched() -> list[CheckMessage]:
     return [
         Warning(
             "Nobody watches: a holder that freezes is seen only when another takes its resource.",
-            hint="Start: manage.py leases watch, or call broker.add_middleware(LeaseWatcher()) from leases.jobs.",
+            hint="Start the workers, if their broker has the middleware LeaseWatcher() of leases.jobs; else start: "
+            "manage.py leases watch",
             id="leases.W040",
         )
     ]

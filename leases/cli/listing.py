@@ -1,6 +1,7 @@
 """`manage.py leases ls` and `show`."""
 
 import argparse
+from datetime import UTC, datetime
 from typing import Any
 
 from django.core.management.base import CommandError
@@ -124,14 +125,16 @@ class Show(Verb):
             left = "for ever" if key.left is None else f"for another {key.left.total_seconds():.1f} s"
             self.write(f"key       {key.value} {left}" + ("" if key.token else " (THIS IS NOT A LEASE)"))
         self.write(
-            f"fence     token {fence['token']} since {fence['changed_at']:%Y-%m-%d %H:%M:%S}"
-            if fence
-            else "fence     none"
+            f"fence     token {fence['token']} since {_in_utc(fence['changed_at'])}" if fence else "fence     none"
         )
         for name in ("records", "incidents", "interventions"):
             for entry in facts[name]:
                 parts = (
-                    f"{key}={value:%Y-%m-%dT%H:%M:%S}" if key.endswith("at") and value else f"{key}={value}"
+                    f"{key}={_in_utc(value)}" if key.endswith("at") and value else f"{key}={value}"
                     for key, value in entry.items()
                 )
                 self.write(f"{name.removesuffix('s'):9} " + " ".join(parts))
+
+
+def _in_utc(moment: datetime) -> str:
+    return f"{moment.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"

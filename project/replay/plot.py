@@ -60,6 +60,7 @@ def _panel(
         yield f'<text class="note" x="{x:.1f}" y="{bottom + 14}" text-anchor="middle">{tick * step:g} s</text>'
 
     def bar(kind: str, worker: int, start: float, end: float, about: str, inset: float = 0) -> str:
+        start = max(0.0, start)  # what began before the first second would cover the names of the workers
         x, width = LEFT + start * scale, max(1.0, (end - start) * scale)
         y = top + worker * ROW + 4 + inset
         return (
@@ -106,7 +107,7 @@ def _first_invoices(side: Timeline) -> set[int]:
 def _kind(attempt: Attempt, first: Iterable[int], overtaken: Iterable[int]) -> str:
     if attempt.issued_at is not None:
         return "issued" if id(attempt) in first else "again"
-    return "refused" if id(attempt) in overtaken and not attempt.killed else "held"
+    return "refused" if id(attempt) in overtaken and attempt.was_refused() else "held"
 
 
 def _end(side: Timeline) -> float:

@@ -13,7 +13,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-STARTS = frozenset({"naive.locked", "lease.registered"})
+FENCED = frozenset({"lease.registered"})
+STARTS = frozenset({"naive.locked"}) | FENCED
 ENDS = frozenset({"naive.unlocked", "lease.released"})
 LOST = "lease.lost"
 ISSUED = frozenset({"naive.saved", "invoice.issued"})
@@ -35,6 +36,7 @@ class Attempt:
     pid: int
     customer: str
     start: float
+    fenced: bool = False
     end: float | None = None
     issued_at: float | None = None
     lost: bool = False
@@ -42,6 +44,10 @@ class Attempt:
 
     def lasted_s(self) -> float:
         return 0.0 if self.end is None else self.end - self.start
+
+    def was_refused(self) -> bool:
+        """Whether it came to nothing for being overtaken, if it was; a lock refuses nothing."""
+        return self.fenced and not self.killed and self.issued_at is None
 
     def running_at(self, moment: float) -> bool:
         return self.start < moment and (self.end is None or moment < self.end)
@@ -81,9 +87,8 @@ class Timeline:
         )
 
     def stale_refused(self) -> int:
-        """Return how many attempts were overtaken by another one, and ended without an invoice of their own."""
-        overtaken = {id(earlier): earlier for earlier, _ in self.overlaps()}
-        return sum(not attempt.killed and attempt.issued_at is None for attempt in overtaken.values())
+        """Return how many fenced attempts were overtaken by another one, and ended without an invoice of their own."""
+        return len({id(earlier) for earlier, _ in self.overlaps() if earlier.was_refused()})
 
     def causes(self, ttl_s: float) -> Mapping[str, list[Cause]]:
         """Return the cause of each further invoice of each customer who has more than one, in the attempts' order."""
@@ -128,7 +133,7 @@ def build(lines: Iterable[Mapping[str, Any]]) -> Timeline:
         if event in STARTS:
             if attempt:  # its process went on to other work: it had given up
                 attempt.end = at
-            current[pid] = Attempt(worker, pid, line["customer"], at)
+            current[pid] = Attempt(worker, pid, line["customer"], at, fenced=event in FENCED)
             timeline.attempts.append(current[pid])
         elif event == FROZEN:
             frozen_since[worker] = at

@@ -1,6 +1,7 @@
 """The admin's lists and pages: what they show, to whom, and that no row costs a query of its own."""
 
-from datetime import UTC, date, datetime
+import re
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -9,11 +10,13 @@ from django.contrib.auth.models import Permission, User
 from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
 
 from billing import runs
 from billing.invoicing import invoice
 from billing.models import Customer, InvoiceLine, Item, Price, Run, TaxAnswer, UsageEvent
 from billing.periods import Period
+from leases.models import Incident
 from tests.billing.conftest import TaxService
 from tests.billing.making import make_customer, make_price, make_usage
 
@@ -169,6 +172,25 @@ def test_price_can_be_corrected_until_it_takes_effect(admin_client: Client, db: 
     assert Price.objects.get(pk=coming.pk).unit_price == Decimal("3.5")
     response = admin_client.post("/admin/billing/price/add/", values | {"unit_price": "-1", "metric": "x"})
     assert set(response.context["adminform"].form.errors) == {"unit_price"}
+
+
+def test_customer_leads_to_its_lease_and_the_overview_to_the_incidents_of_late(admin_client: Client, db: None) -> None:
+    customer = make_customer("ACME")
+    for days, token in ((1, 1), (8, 2)):
+        Incident.objects.create(
+            resource=f"customer:{customer.pk}", token=token, detector="watcher", fate="unknown", pid=1,
+            seen_at=timezone.now() - timedelta(days=days),
+        )  # fmt: skip
+    Incident.objects.create(
+        resource=f"customer:{customer.pk}0", token=3, detector="watcher", fate="crashed", pid=1, seen_at=timezone.now()
+    )
+    about = html(admin_client, f"customer/{customer.pk}/change/")
+    assert f"customer:{customer.pk} ·" in about
+    (found,) = re.findall(r'href="(/admin/leases/incident/[^"]+)"', about)
+    assert "2 incidents" in admin_client.get(found.replace("&amp;", "&")).content.decode()
+    overview = admin_client.get("/admin/").content.decode()
+    (found,) = re.findall(r'href="(/admin/leases/incident/\?[^"]+)"><strong>Incidents of the last 7 days: 1<', overview)
+    assert "1 incident" in admin_client.get(found.replace("&amp;", "&")).content.decode()
 
 
 def test_list_is_for_those_who_may_view_it(invoices: None) -> None:

@@ -130,6 +130,11 @@ def test_price_that_would_be_bent_is_refused(run_import: Import, price: str, rea
     assert reason in report["problems"][0]["reason"]
 
 
+def test_date_of_a_price_that_is_none_is_refused_with_both_that_are(run_import: Import) -> None:
+    report = run_import("import_prices", "metric,currency,unit_price,valid_from\nhours,EUR,1,01/01/2026\n")
+    assert "'01/01/2026' is not a date or time such as 2026-05-31 or 2026-05-31T" in report["problems"][0]["reason"]
+
+
 def test_usage_is_taken_once_however_it_is_written(run_import: Import) -> None:
     make_customer("A")
     make_price("hours")

@@ -99,7 +99,7 @@ class Visitor:
         page.on("console", self._hear)
 
     def _hear(self, said: "ConsoleMessage") -> None:
-        if said.type == "error" and not said.location["url"].endswith("/favicon.ico"):
+        if said.type == "error":
             self.complaints.append(f"{self.page.url}: {said.text}")
 
     def log_in(self) -> None:

@@ -315,7 +315,7 @@ def test_reports_that_the_database_is_slow_to_take_hold_up_no_stop() -> None:
 
     go_on = threading.Event()
     for _ in range(8):
-        errands.run(slow)
+        errands.run(slow, failed="It was not slow.")
     try:
         with pytest.raises(LeaseLost), hold("customer:1", ttl=SHORT):
             execute_and_be_robbed("customer:1", "SELECT pg_sleep(30)")

@@ -68,7 +68,7 @@ def stops_come_late() -> Iterator[Callable[[], None]]:
 
     late = threading.Event()
     for _ in range(8):
-        stops.run(wait)
+        stops.run(wait, failed="Nobody waited.")
     try:
         yield go_on
     finally:

@@ -7,6 +7,7 @@ from typing import Any
 import django
 import pytest
 from django.core import mail
+from django.core.management import call_command
 from django.utils import timezone
 
 from outbox import breaker
@@ -342,7 +343,12 @@ def test_server_that_does_not_let_us_in_costs_no_message_anything(
 
 @pytest.mark.parametrize("code", sorted({*NOT_LET_IN} - {421}))
 def test_login_that_is_refused_costs_no_attempts(
-    code: int, mail_server: MailServer, publish: Publish, drain: Drain, settings: Any
+    code: int,
+    mail_server: MailServer,
+    publish: Publish,
+    drain: Drain,
+    settings: Any,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     settings.OUTBOX_RETRY_BASE = timedelta(hours=1)
     mail_server.extensions, mail_server.code = [b"AUTH PLAIN"], code
@@ -354,3 +360,10 @@ def test_login_that_is_refused_costs_no_attempts(
     assert f"the server did not let us in: {code}" in message.last_error
     (channel,) = status("default")
     assert (channel.later, channel.retrying, channel.last_error) == (1, 1, message.last_error)
+    call_command("outbox", "status")
+    assert "email: 1 later (1 of these tried before)\n" in capsys.readouterr().out
+    call_command("outbox", "show", message.dedupe_key)
+    shown = capsys.readouterr().out
+    assert "0 (those that found nobody there are not counted)" in shown
+    assert "\nSubject: " in shown  # a mail is read as a mail
+    assert "\\r\\n" not in shown

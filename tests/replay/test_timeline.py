@@ -63,6 +63,14 @@ def test_overtaken_holder_that_issued_nothing_was_refused() -> None:
     assert [attempt.end for attempt in timeline.attempts] == [pytest.approx(5.1), pytest.approx(4)]
 
 
+def test_overtaken_holder_of_a_lock_that_issued_nothing_was_refused_by_nobody() -> None:
+    timeline = history(
+        "0 w1 naive.locked", "3.1 w2 naive.locked", "4 w2 naive.saved", "4 w2 naive.unlocked", "5 w1 naive.unlocked"
+    )
+    assert list(timeline.overlaps())
+    assert timeline.stale_refused() == 0
+
+
 def test_lock_that_is_not_renewed_expires_under_whoever_works_for_longer() -> None:
     timeline = history("0 w1 naive.locked", "9 w1 naive.saved", "9 w1 naive.unlocked")
     assert timeline.expired_under_holder(TTL_S, renews=False) == 1

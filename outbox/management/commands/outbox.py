@@ -114,10 +114,14 @@ class Command(BaseCommand):
             self.stdout.write("nothing is unfinished")
         for channel in () if options["json"] else channels:
             figures = channel.as_dict()
-            name, due, doubt, error = (
-                figures.pop(key) for key in ("channel", "oldest_due_seconds", "oldest_in_doubt_seconds", "last_error")
+            name, due, doubt, retrying, error = (
+                figures.pop(key)
+                for key in ("channel", "oldest_due_seconds", "oldest_in_doubt_seconds", "retrying", "last_error")
             )
             parts = [f"{count} {words.replace('_', ' ')}" for words, count in figures.items() if count]
+            if retrying:
+                waiting = bool(channel.due) + bool(channel.later)
+                parts[:waiting] = [f"{' and '.join(parts[:waiting])} ({retrying} of these tried before)"]
             if due is not None:
                 parts.append(f"oldest due for {due:.0f} s")
             if doubt is not None:
@@ -136,6 +140,8 @@ class Command(BaseCommand):
         if options["json"]:
             self.stdout.write(json.dumps(facts, default=str))
             return
+        if message.last_error and not message.attempts:
+            facts["attempts"] = "0 (those that found nobody there are not counted)"
         for name, value in facts.items():
             self.stdout.write(f"{name + ':':18}{_shown(value)}")
 
@@ -229,4 +235,10 @@ def _messages(count: int) -> str:
 def _shown(value: Any) -> str:
     if isinstance(value, list):
         return "".join(f"\n    {'  '.join(f'{k}={v}' for k, v in entry.items())}" for entry in value) or "none"
-    return json.dumps(value, ensure_ascii=False, indent=2) if isinstance(value, dict) else str(value)
+    if not isinstance(value, dict):
+        return str(value)
+    raw = value.get("raw")
+    if not isinstance(raw, str):
+        return json.dumps(value, ensure_ascii=False, indent=2)
+    rest = {key: value[key] for key in value if key != "raw"}  # a mail is read as a mail
+    return f"{json.dumps(rest, ensure_ascii=False, indent=2)}\n\n{raw.replace(chr(13), '').rstrip()}\n"

@@ -44,7 +44,6 @@ class Command(BaseCommand):
         password = self.make_user()
         self.say(f"\n  http://127.0.0.1:{port}/admin/   user {USER}, password {password}\n")
         self.say_what_is_there()
-        self.say("Ctrl-C stops it.\n")
         os.environ["DJANGO_RUNSERVER_HIDE_WARNING"] = "true"
         call_command("runserver", f"127.0.0.1:{port}", use_reloader=False, verbosity=0)
 
