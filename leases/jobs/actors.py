@@ -14,7 +14,7 @@ from leases.errors import LeaseBusy, LeaseLost, LeaseUnavailable, StaleToken
 from leases.holding import hold
 from leases.jobs.errors import ReceiptBusy
 from leases.jobs.interrupts import LeaseInterrupt, interrupted_on_loss
-from leases.jobs.messages import answering, put_back
+from leases.jobs.messages import answering, put_back, wants_result
 from leases.jobs.turns import Turn
 
 logger = logging.getLogger("leases")
@@ -51,8 +51,9 @@ def leased(
     A job that loses its lease is interrupted by LeaseInterrupt, which no `except Exception` catches; lines that must
     not be cut in two go into `lease.shielded()`. Nothing of this is a failure or uses up retries. After a lost lease,
     and while Redis or the database is away, the message goes back as well; the delay doubles with each loss. ttl,
-    linger, using: as for `hold()`. Called outside a worker, or directly by another leased actor, the errors of `hold()`
-    are raised, and the actor that has the message puts it back. The broker needs Dramatiq's CurrentMessage middleware.
+    linger, using: as for `hold()`. Called outside a worker, or directly by another actor, the errors of `hold()` are
+    raised: an actor that is leased or once itself puts its own message back, any other fails and is retried. The broker
+    needs Dramatiq's CurrentMessage middleware.
     """
     if on_conflict not in get_args(OnConflict):
         raise ValueError(f"on_conflict is one of {', '.join(get_args(OnConflict))}, not {on_conflict!r}")
@@ -69,11 +70,12 @@ def leased(
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
             resource = template.format(**bound.arguments)
-            with answering() as message:
+            with answering(run) as message:
                 if message is None:
                     with hold(resource, ttl=ttl, wait=wait or timedelta(0), linger=linger, using=using):
                         return function(*args, **kwargs)
-                return work(resource, message, *args, **kwargs)
+                outcome = work(resource, message, *args, **kwargs)
+                return outcome if wants_result() else None
 
         def work(resource: str, message: "dramatiq.Message[Any]", *args: P.args, **kwargs: P.kwargs) -> R | None:
             turn = None

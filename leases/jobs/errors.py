@@ -61,6 +61,18 @@ class OutcomeNotJson(LeaseError, TypeError):
         )
 
 
+class EffectRolledBack(LeaseError):
+    """A job that may run once returned, but its transaction cannot commit: its effect and its receipt are gone."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        super().__init__(
+            f"The run of {key!r} returned, but its transaction can only be rolled back: its body swallowed a database "
+            "error, closed the connection or called set_rollback(). Nothing was kept, and it counts as failed. "
+            "Put what may fail into a transaction.atomic() of its own, or let the error out."
+        )
+
+
 class ReceiptMissing(LeaseError, LookupError):
     """There is no receipt for the key, so there is nothing to open again."""
 

@@ -1,9 +1,10 @@
 """The broker message that a worker thread has in hand, and what becomes of it when its job cannot run now."""
 
+import inspect
 import logging
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -28,13 +29,14 @@ _thread = _Thread()
 
 
 @contextmanager
-def answering() -> "Iterator[dramatiq.Message[Any] | None]":
-    """Give the broker message that the body has to answer for; None outside a worker, or if a caller does it already.
+def answering(decorated: Callable[..., Any]) -> "Iterator[dramatiq.Message[Any] | None]":
+    """Give the broker message that a call of `decorated` has to answer for, None if there is none or a caller does.
 
-    A message is put back once, by the outermost: what it called directly raises instead, and is run again with it.
+    The message is that of the actor whose function `decorated` is, and it is put back once, by the outermost decorator.
+    What an actor calls directly raises instead, and returns what it has to return.
     """
     message = current_message()
-    if message is None or _thread.answered is message:
+    if message is None or _thread.answered is message or not _is_function_of(decorated, message):
         yield None
         return
     _thread.answered = message
@@ -42,6 +44,18 @@ def answering() -> "Iterator[dramatiq.Message[Any] | None]":
         yield message
     finally:
         _thread.answered = None
+
+
+def _is_function_of(decorated: Callable[..., Any], message: "dramatiq.Message[Any]") -> bool:
+    """Say whether the message's actor runs `decorated`, be it under further decorators."""
+    function = _broker().get_actor(message.actor_name).fn
+    return inspect.unwrap(function, stop=lambda wrapper: wrapper is decorated) is decorated
+
+
+def _broker() -> dramatiq.Broker:
+    """Return the broker whose worker this thread is; outside a worker the global one."""
+    own = getattr(threading.current_thread(), "broker", None)
+    return own if isinstance(own, dramatiq.Broker) else dramatiq.get_broker()
 
 
 def current_message() -> "dramatiq.Message[Any] | None":
@@ -55,7 +69,7 @@ def wants_result() -> bool:
     message = current_message()
     if message is None or message.options.get("pipe_target") is not None:
         return True
-    return any(isinstance(middleware, Results) for middleware in dramatiq.get_broker().middleware)
+    return any(isinstance(middleware, Results) for middleware in _broker().middleware)
 
 
 def put_back(error: BaseException, *, lost: bool = False, delay: timedelta | None = None) -> None:
@@ -74,7 +88,7 @@ def put_back(error: BaseException, *, lost: bool = False, delay: timedelta | Non
         delay = min(conf.RETRY_DELAY * 2 ** min(losses, 20), conf.MAX_RETRY_DELAY)
     delay *= random.uniform(0.5, 1.5)  # noqa: S311
     again = message.copy(options={_LOSSES: losses})
-    dramatiq.get_broker().enqueue(again, delay=round(delay / timedelta(milliseconds=1)))
+    _broker().enqueue(again, delay=round(delay / timedelta(milliseconds=1)))
     logger.info(
         "Back to the queue for %.1f s: %s",
         delay.total_seconds(),
@@ -87,5 +101,5 @@ def put_back(error: BaseException, *, lost: bool = False, delay: timedelta | Non
 
 
 def _has_consequences(message: "dramatiq.Message[Any]") -> bool:
-    options = {**dramatiq.get_broker().get_actor(message.actor_name).options, **message.options}
+    options = {**_broker().get_actor(message.actor_name).options, **message.options}
     return wants_result() or bool(options.get("on_success") or options.get("group_completion_uuid"))

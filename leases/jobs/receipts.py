@@ -26,13 +26,14 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Literal, ParamSpec, TypeVar
 
-from django.db import DatabaseError, connections, transaction
+from django.db import DatabaseError, InterfaceError, OperationalError, connections, transaction
+from psycopg.pq import TransactionStatus
 
 from leases import fence
 from leases.conf import conf
 from leases.errors import LeaseBusy, LeaseLost, LeaseUnavailable, StaleToken
 from leases.jobs import receipt_sql
-from leases.jobs.errors import KeyTaken, ReceiptBusy, ReceiptUnfinished
+from leases.jobs.errors import EffectRolledBack, KeyTaken, ReceiptBusy, ReceiptUnfinished
 from leases.jobs.keys import KeyTemplate
 from leases.jobs.messages import answering, current_message, put_back, wants_result
 from leases.jobs.models import Receipt
@@ -67,7 +68,8 @@ def once(
     default for ever. name: the function's identity, default its module and name; keep the old one when it moves.
 
     What the function returns must be JSON. Raises OutcomeNotJson, KeyTaken when another function has used the key,
-    InvalidKey, and outside a worker ReceiptBusy. Put it under `@dramatiq.actor` and under `@leased`.
+    InvalidKey, EffectRolledBack when the body left a transaction that cannot commit, and outside a worker, or called
+    directly by another actor, ReceiptBusy and LeaseUnavailable. Put it under `@dramatiq.actor` and under `@leased`.
     """
     if on_crash not in (None, "retry", "park"):
         raise ValueError(f'on_crash is "retry" or "park", not {on_crash!r}; leave it out if the effect is a row')
@@ -87,12 +89,9 @@ def once(
         def run(*args: P.args, **kwargs: P.kwargs) -> R | None:
             value = spec.key.of(*args, **kwargs)
             work = functools.partial(function, *args, **kwargs)
-            with answering() as message:
+            with answering(run) as message:
                 try:
-                    if on_crash is None:
-                        outcome = run_inside(spec, value, work)
-                    else:
-                        outcome = run_outside(spec, value, work, on_crash=on_crash)
+                    outcome = _run(spec, value, work, on_crash=on_crash)
                 except (LeaseBusy, LeaseUnavailable, ReceiptBusy) as error:
                     if message is None:
                         raise
@@ -103,12 +102,34 @@ def once(
                         raise
                     put_back(error, lost=True)
                     return None
-                return outcome if wants_result() else None
+                return outcome if message is None or wants_result() else None
 
         run.once = spec  # type: ignore[attr-defined]  # how send_once() and the workload command find it
         return run
 
     return decorate
+
+
+def _run(spec: Once, key: str, work: Callable[[], Any], *, on_crash: Literal["retry", "park"] | None) -> Any:
+    """Run `work` once; raises LeaseUnavailable when the database was away before it began: nothing was done."""
+    begun = False
+    nested = connections[spec.using].in_atomic_block
+
+    def begin() -> Any:
+        nonlocal begun
+        begun = True
+        return work()
+
+    try:
+        if on_crash is None:
+            return run_inside(spec, key, begin)
+        return run_outside(spec, key, begin, on_crash=on_crash)
+    except (OperationalError, InterfaceError) as error:
+        if begun or nested:
+            raise
+        raise LeaseUnavailable(
+            key, reason=f"the database does not answer as it should ({error})", action="run"
+        ) from error
 
 
 def run_inside(spec: Once, key: str, work: Callable[[], Any]) -> Any:
@@ -133,6 +154,8 @@ def run_inside(spec: Once, key: str, work: Callable[[], Any]) -> Any:
                         _refuse_foreign(spec, key)
                     raise _SomebodyElse
                 outcome = work()
+                if not _can_commit(spec.using):
+                    raise EffectRolledBack(key)
                 _keep_outcome(spec, key, receipt, outcome)
         except _SomebodyElse as other:
             if nested and other.cause is not None:
@@ -168,6 +191,16 @@ def _insert(spec: Once, key: str) -> int | None:
         if fence.sqlstate(error) in _AGAIN:
             raise _SomebodyElse(error) from error
         raise
+
+
+def _can_commit(using: str) -> bool:
+    """Say whether the open transaction still can; if not, Django and PostgreSQL would roll it back without a word."""
+    connection: Any = connections[using]  # the stubs do not know of the driver's connection
+    return (
+        not connection.needs_rollback
+        and connection.connection is not None
+        and connection.connection.info.transaction_status == TransactionStatus.INTRANS
+    )
 
 
 def _refuse_foreign(spec: Once, key: str) -> None:

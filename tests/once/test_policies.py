@@ -170,6 +170,7 @@ def test_serial_job_survives_a_database_that_does_not_take_its_place(
 
     ran: list[str] = []
     sent: list[float] = []
+    monkeypatch.setattr(actors.serial, "fn", job)
     monkeypatch.setattr("leases.jobs.messages.current_message", lambda: actors.serial.message("a", "x"))
     monkeypatch.setattr(dramatiq.get_broker(), "enqueue", lambda again, delay: sent.append(delay))
     with connection.cursor() as cursor:
