@@ -14,7 +14,7 @@ from leases.errors import LeaseBusy, LeaseLost, LeaseUnavailable, StaleToken
 from leases.holding import hold
 from leases.jobs.errors import ReceiptBusy
 from leases.jobs.interrupts import LeaseInterrupt, interrupted_on_loss
-from leases.jobs.messages import answering, put_back, wants_result
+from leases.jobs.messages import answering, put_back, refuse_actor, wants_result
 from leases.jobs.turns import Turn
 
 logger = logging.getLogger("leases")
@@ -61,6 +61,7 @@ def leased(
         raise ValueError('on_conflict="wait" needs a positive wait, and only that policy takes one')
 
     def decorate(function: Callable[P, R]) -> Callable[P, R | None]:
+        refuse_actor("leased", function)
         if inspect.iscoroutinefunction(function):
             raise TypeError(f"{function.__qualname__} is a coroutine function; a lease belongs to one thread")
         signature = inspect.signature(function)

@@ -55,8 +55,12 @@ class OutcomeNotJson(LeaseError, TypeError):
     def __init__(self, key: str, *, outcome: object, reason: str) -> None:
         self.key = key
         self.outcome = outcome
+        try:
+            shown = f"{outcome!r:.100}"
+        except Exception:
+            shown = f"a {type(outcome).__name__}"
         super().__init__(
-            f"The run of {key!r} returned {outcome!r:.100}, which cannot be kept: {reason}. "
+            f"The run of {key!r} returned {shown}, which cannot be kept: {reason}. "
             "Its effect was rolled back. Return JSON, or nothing."
         )
 

@@ -2,7 +2,7 @@
 
 import inspect
 import string
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 from leases.jobs.errors import InvalidKey
@@ -14,19 +14,19 @@ class KeyTemplate:
 
     Separators that occur in a value are percent-escaped, so that "a:b" and "c" are not taken for "a" and "b:c". Of two
     jobs that share a key by mistake one would be lost, so what cannot be told apart is refused: None, and templates
-    without a separator between two fields.
+    without a separator between two fields. One job that has two keys would run twice, so a mapping or a set is refused
+    too: its text depends on the order in which it was filled.
     """
 
     def __init__(self, template: str, function: Callable[..., Any]) -> None:
         self.template = template
         self._signature = inspect.signature(function)
-        self._parts = list(string.Formatter().parse(template))
-        fields = [field for _, field, _, _ in self._parts if field is not None]
-        for field in fields:
-            if field.split(".")[0].split("[")[0] not in self._signature.parameters:
+        self._parts = _parsed(template)
+        for _, field, _, _ in self._parts:
+            if field is not None and field.split(".")[0].split("[")[0] not in self._signature.parameters:
                 raise ValueError(f"{template!r} names {field!r}, which is no parameter of {function.__qualname__}")
-        for literal, name, _, _ in self._parts[1:]:
-            if name is not None and (not literal or literal.isalnum()):
+        for literal, field, _, _ in self._parts[1:]:
+            if field is not None and (not literal or literal.isalnum()):
                 raise ValueError(f"{template!r} needs a separator such as ':' between its fields")
         literals = "".join(part[0] for part in self._parts)
         self._separators = {character for character in literals if not character.isalnum()} | {"%"}
@@ -35,21 +35,53 @@ class KeyTemplate:
         """Return the key for a call with these arguments; raises InvalidKey, or TypeError as the call itself would."""
         bound = self._signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        formatter = string.Formatter()
         key = ""
         for literal, field, spec, conversion in self._parts:
             key += literal
             if field is None:
                 continue
-            value, _ = formatter.get_field(field, (), bound.arguments)
-            if value is None:
-                raise InvalidKey(self.template, reason=f"{field} is None, and all such jobs would share one key")
-            value = formatter.convert_field(value, conversion or None)
-            key += self._escaped(format(value, spec or ""))
+            try:
+                key += self._escaped(self._text(field, spec or "", conversion, bound.arguments))
+            except InvalidKey:
+                raise
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+                reason = f"{field} cannot be written into it ({type(error).__name__}: {error})"
+                raise InvalidKey(self.template, reason=reason) from error
         return validated(key)
+
+    def _text(self, field: str, spec: str, conversion: str | None, arguments: Mapping[str, Any]) -> str:
+        formatter = string.Formatter()
+        value, _ = formatter.get_field(field, (), arguments)
+        if value is None:
+            raise InvalidKey(self.template, reason=f"{field} is None, and all such jobs would share one key")
+        if _has_no_order(value):
+            raise InvalidKey(
+                self.template,
+                reason=f"{field} has items in no certain order, and one job would have two keys; name what tells jobs "
+                f"apart, as in {{{field}[id]}}",
+            )
+        return format(formatter.convert_field(value, conversion or None), spec)
 
     def _escaped(self, text: str) -> str:
         return "".join("".join(f"%{byte:02X}" for byte in c.encode()) if c in self._separators else c for c in text)
+
+
+def _parsed(template: str) -> list[tuple[str, str | None, str | None, str | None]]:
+    """Parse a template into literals and the field that follows each; an escaped brace does not end a literal."""
+    parts: list[tuple[str, str | None, str | None, str | None]] = []
+    before = ""
+    for literal, field, spec, conversion in string.Formatter().parse(template):
+        before += literal
+        if field is not None:
+            parts.append((before, field, spec, conversion))
+            before = ""
+    return [*parts, (before, None, None, None)]
+
+
+def _has_no_order(value: object) -> bool:
+    if isinstance(value, list | tuple):
+        return any(_has_no_order(item) for item in value)
+    return isinstance(value, Mapping | Set)
 
 
 def validated(key: str) -> str:

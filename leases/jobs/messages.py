@@ -58,6 +58,12 @@ def _broker() -> dramatiq.Broker:
     return own if isinstance(own, dramatiq.Broker) else dramatiq.get_broker()
 
 
+def refuse_actor(decorator: str, function: object) -> None:
+    """Raise TypeError if a decorator of functions is put above the actor that was made of one."""
+    if isinstance(function, dramatiq.Actor):
+        raise TypeError(f"{function.actor_name} is an actor already; put @{decorator} under @dramatiq.actor")
+
+
 def current_message() -> "dramatiq.Message[Any] | None":
     """Return the broker message that this thread is working on, None outside a worker."""
     message: dramatiq.Message[Any] | None = CurrentMessage.get_current_message()

@@ -6,6 +6,8 @@ from leases.resources import MAX_LENGTH
 
 #: Keys also name leases, as `once:<key>`, and those have at most 255 characters.
 MAX_KEY_LENGTH = 250
+#: Names of functions and of people.
+MAX_NAME_LENGTH = 255
 
 
 class Receipt(models.Model):
@@ -17,7 +19,7 @@ class Receipt(models.Model):
         PARKED = "parked", "parked: whether it took effect is not known"
 
     key = models.CharField(max_length=MAX_KEY_LENGTH, help_text="What must happen once.")
-    actor = models.CharField(max_length=255, help_text="The function whose key it is.")
+    actor = models.CharField(max_length=MAX_NAME_LENGTH, help_text="The function whose key it is.")
     state = models.CharField(max_length=16, choices=State.choices)
     outcome = models.JSONField(null=True, blank=True, help_text="What the first run returned.")
     reason = models.TextField(blank=True, help_text="Why it is parked.")
@@ -54,7 +56,7 @@ class Reopening(models.Model):
 
     key = models.CharField(max_length=MAX_KEY_LENGTH)
     actor = models.CharField(max_length=255)
-    by = models.CharField(max_length=255, help_text="Who opened it again.")
+    by = models.CharField(max_length=MAX_NAME_LENGTH, help_text="Who opened it again.")
     reason = models.TextField()
     state = models.CharField(max_length=16, choices=Receipt.State.choices, help_text="The receipt's state until then.")
     outcome = models.JSONField(null=True, blank=True)

@@ -7,6 +7,7 @@ is declared first, under a lease, and what a declared run without an end means i
 * "park": it is set aside for a person. The effect happens at most once until the person opens the key again.
 """
 
+import json
 import logging
 import random
 import time
@@ -87,7 +88,7 @@ def _run(spec: "Once", key: str, work: Callable[[], Any], lease: Lease, *, on_cr
     except OutcomeNotJson as error:
         # The effect is out there: running it again for the sake of its outcome would be the worse mistake.
         logger.error("%s", error)
-        text, outcome = None, None
+        text = None
     if _finish(spec, key, lease, state=Receipt.State.DONE, outcome=text):
         log("receipt.done", "Ran %s.", spec, key, token=lease.token)
     else:
@@ -99,7 +100,7 @@ def _run(spec: "Once", key: str, work: Callable[[], Any], lease: Lease, *, on_cr
             level=logging.ERROR,
             token=lease.token,
         )
-    return outcome
+    return None if text is None else json.loads(text)
 
 
 def _finish(

@@ -22,6 +22,7 @@ outbox, which can. An actor that insists says by name what a crash between the e
 
 import functools
 import inspect
+import json
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Literal, ParamSpec, TypeVar
@@ -35,8 +36,8 @@ from leases.errors import LeaseBusy, LeaseLost, LeaseUnavailable, StaleToken
 from leases.jobs import receipt_sql
 from leases.jobs.errors import EffectRolledBack, KeyTaken, ReceiptBusy, ReceiptUnfinished
 from leases.jobs.keys import KeyTemplate
-from leases.jobs.messages import answering, current_message, put_back, wants_result
-from leases.jobs.models import Receipt
+from leases.jobs.messages import answering, current_message, put_back, refuse_actor, wants_result
+from leases.jobs.models import MAX_NAME_LENGTH, Receipt
 from leases.jobs.outside import run_outside
 from leases.jobs.repeats import Once, as_json, find_earlier, log
 
@@ -67,8 +68,8 @@ def once(
     `leases.jobs.NothingDone` to say that it did not take effect. retention: how long the receipt is kept at least;
     default for ever. name: the function's identity, default its module and name; keep the old one when it moves.
 
-    What the function returns must be JSON. Raises OutcomeNotJson, KeyTaken when another function has used the key,
-    InvalidKey, EffectRolledBack when the body left a transaction that cannot commit, and outside a worker, or called
+    What the function returns must be JSON, and every caller gets it as JSON says it: a list for a tuple. Raises
+    OutcomeNotJson, KeyTaken when another function has used the key, InvalidKey, EffectRolledBack when the body left a transaction that cannot commit, and outside a worker, or called
     directly by another actor, ReceiptBusy and LeaseUnavailable. Put it under `@dramatiq.actor` and under `@leased`.
     """
     if on_crash not in (None, "retry", "park"):
@@ -79,11 +80,17 @@ def once(
         )
 
     def decorate(function: Callable[P, R]) -> Callable[P, R | None]:
+        refuse_actor("once", function)
+        if hasattr(function, "lease_template"):
+            raise TypeError(f"{function.__qualname__} is leased; put @once under @leased")
         if inspect.iscoroutinefunction(function):
             raise TypeError(f"{function.__qualname__} is a coroutine function; once() runs in a database transaction")
-        spec = Once(
-            KeyTemplate(key, function), name or f"{function.__module__}.{function.__qualname__}", retention, using
-        )
+        identity = name or f"{function.__module__}.{function.__qualname__}"
+        if len(identity) > MAX_NAME_LENGTH:
+            raise ValueError(
+                f"the name {identity!r:.60} is longer than {MAX_NAME_LENGTH} characters; give a shorter one"
+            )
+        spec = Once(KeyTemplate(key, function), identity, retention, using)
 
         @functools.wraps(function)
         def run(*args: P.args, **kwargs: P.kwargs) -> R | None:
@@ -156,13 +163,15 @@ def run_inside(spec: Once, key: str, work: Callable[[], Any]) -> Any:
                 outcome = work()
                 if not _can_commit(spec.using):
                     raise EffectRolledBack(key)
-                _keep_outcome(spec, key, receipt, outcome)
+                text = as_json(key, outcome)
+                if text is not None:
+                    receipt_sql.keep_outcome(receipt, text, using=spec.using)
         except _SomebodyElse as other:
             if nested and other.cause is not None:
                 raise other.cause from None
             continue
         log("receipt.done", "Ran %s.", spec, key)
-        return outcome
+        return None if text is None else json.loads(text)
     raise ReceiptBusy(key, waited=timedelta(0))
 
 
@@ -213,9 +222,3 @@ def _refuse_foreign(spec: Once, key: str) -> None:
         raise KeyTaken(key, actor=spec.name, owner=owner)
     if state == Receipt.State.STARTED:
         raise ReceiptUnfinished(key)
-
-
-def _keep_outcome(spec: Once, key: str, receipt: int, outcome: object) -> None:
-    text = as_json(key, outcome)
-    if text is not None:
-        receipt_sql.keep_outcome(receipt, text, using=spec.using)

@@ -7,7 +7,8 @@ from django.db.models.functions import Now
 
 from leases.holding import hold
 from leases.jobs.errors import ReceiptMissing
-from leases.jobs.models import Receipt, Reopening
+from leases.jobs.keys import validated
+from leases.jobs.models import MAX_NAME_LENGTH, Receipt, Reopening
 from leases.jobs.outside import resource_of
 from leases.jobs.sending import forget_pending
 
@@ -18,11 +19,16 @@ def reopen(key: str, *, by: str, reason: str, using: str | None = None) -> Reope
     """Throw the receipt of `key` away, so that its next message runs, and keep a record of who did so and why.
 
     by: who decided, as people will look for it. reason: why it may take effect again; must say something. A message
-    that is still queued is enough for it to run. Raises ReceiptMissing, and for a run outside the database that may
-    still be under way LeaseBusy.
+    that is still queued is enough for it to run. Raises ReceiptMissing, InvalidKey, ValueError for a name or a reason
+    that cannot be kept, and for a run outside the database that may still be under way LeaseBusy.
     """
     if not by.strip() or not reason.strip():
         raise ValueError("opening a key again needs a name and a reason")
+    if len(by) > MAX_NAME_LENGTH or "\x00" in by + reason:
+        raise ValueError(
+            f"a name has at most {MAX_NAME_LENGTH} characters, and neither it nor a reason a NUL character"
+        )
+    validated(key)
     alias = using or router.db_for_write(Receipt)
     state = Receipt.objects.using(alias).filter(key=key).values_list("state", flat=True).first()
     if state is None:

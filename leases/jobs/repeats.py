@@ -59,7 +59,10 @@ def find_earlier(spec: Once, key: str) -> Earlier | None:
 
 
 def as_json(key: str, outcome: object) -> str | None:
-    """Return `outcome` as PostgreSQL can keep it; raises OutcomeNotJson."""
+    """Return `outcome` as PostgreSQL can keep it; raises OutcomeNotJson.
+
+    Its own caller gets it back from this text too, so that the first one and those who ask again get the same.
+    """
     if outcome is None:
         return None
     try:
@@ -68,7 +71,7 @@ def as_json(key: str, outcome: object) -> str | None:
             json.dumps(outcome, ensure_ascii=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise OutcomeNotJson(key, outcome=outcome, reason=str(error)) from error
-    if "\\u0000" in text:
+    if "\\u0000" in text.replace("\\\\", ""):
         raise OutcomeNotJson(key, outcome=outcome, reason="it contains a NUL character")
     return text
 

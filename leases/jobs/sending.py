@@ -11,6 +11,7 @@ from dramatiq import Actor, Message
 from redis.exceptions import RedisError
 
 from leases.conf import conf
+from leases.jobs.errors import KeyTaken
 from leases.jobs.models import Receipt
 from leases.jobs.repeats import Once
 
@@ -22,7 +23,8 @@ def send_once(actor: "Actor[Any, Any]", *args: Any, **kwargs: Any) -> "Message[A
 
     It saves work and decides nothing: two callers in the same moment may both enqueue, and one job runs. A key counts
     as pending for LEASES_PENDING_TTL after it was enqueued; if Redis does not answer, the job is enqueued. Like
-    `actor.send()` it publishes at once, even if an open transaction is rolled back later.
+    `actor.send()` it publishes at once, even if an open transaction is rolled back later. Raises InvalidKey, and
+    KeyTaken when another function has used the key.
     """
     return send_once_with_options(actor, args=args, kwargs=kwargs)
 
@@ -39,10 +41,13 @@ def send_once_with_options(
         delay = round(delay / timedelta(milliseconds=1))
     message = actor.message_with_options(args=args, kwargs=kwargs or {}, **options)
     key = spec.key.of(*args, **(kwargs or {}))
-    if Receipt.objects.using(spec.using).filter(key=key, state__in=["done", "parked"]).exists():
+    owner, state = Receipt.objects.using(spec.using).filter(key=key).values_list("actor", "state").first() or ("", "")
+    if owner not in ("", spec.name):
+        raise KeyTaken(key, actor=spec.name, owner=owner)
+    if state in (Receipt.State.DONE, Receipt.State.PARKED):
         _refused(key, "it is done or parked")
         return None
-    if not _mark_pending(key, message.message_id, delay or 0):
+    if not _mark_pending(key, spec.name, delay or 0):
         _refused(key, "it is pending")
         return None
     try:
@@ -75,11 +80,14 @@ def forget_pending(key: str) -> None:
         logger.warning("The pending mark of %s stays for %s: %s", key, conf.PENDING_TTL, error)
 
 
-def _mark_pending(key: str, message_id: str, delay_ms: int) -> bool:
+def _mark_pending(key: str, function: str, delay_ms: int) -> bool:
+    """Mark the key; False if it is pending for this function. Of two that share it, a worker refuses one."""
     ttl_ms = delay_ms + round(conf.PENDING_TTL / timedelta(milliseconds=1))
     try:
         client = get_redis_connection(conf.REDIS_ALIAS, write=True)
-        return bool(client.set(_pending(key), message_id, nx=True, px=ttl_ms))
+        if client.set(_pending(key), function, nx=True, px=ttl_ms):
+            return True
+        return client.get(_pending(key)) not in (function, function.encode())
     except RedisError as error:
         logger.warning("Enqueueing %s without knowing whether it is pending: %s", key, error)
         return True

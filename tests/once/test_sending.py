@@ -7,7 +7,8 @@ import dramatiq
 import pytest
 from django.test import override_settings
 
-from leases import reopen, send_once, send_once_with_options
+from leases import once, reopen, send_once, send_once_with_options
+from leases.jobs.errors import KeyTaken
 from tests.jobs import actors
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -71,6 +72,22 @@ def test_enqueue_that_fails_leaves_no_mark(redis: Any, monkeypatch: pytest.Monke
     with pytest.raises(ConnectionError):
         send_once(actors.welcome, "ada")
     assert not redis.exists("pending:welcome:ada")
+
+
+def test_second_actor_that_shares_a_key_is_refused_and_not_silently_left_out() -> None:
+    @once("welcome:{name}", name="another")
+    def another(name: str) -> None: ...
+
+    actor = dramatiq.actor(queue_name=actors.QUEUE, actor_name="another")(another)
+    try:
+        send_once(actors.welcome, "ada")
+        assert send_once(actor, "ada") is not None  # a worker is to decide, and to say so
+        actors.welcome("ada")
+        with pytest.raises(KeyTaken, match=r"another asked.*welcome"):
+            send_once(actor, "ada")
+    finally:
+        del actor.broker.actors["another"]
+    assert queued() == 2
 
 
 def test_actor_that_is_not_once_is_refused() -> None:
