@@ -69,8 +69,9 @@ def once(
     default for ever. name: the function's identity, default its module and name; keep the old one when it moves.
 
     What the function returns must be JSON, and every caller gets it as JSON says it: a list for a tuple. Raises
-    OutcomeNotJson, KeyTaken when another function has used the key, InvalidKey, EffectRolledBack when the body left a transaction that cannot commit, and outside a worker, or called
-    directly by another actor, ReceiptBusy and LeaseUnavailable. Put it under `@dramatiq.actor` and under `@leased`.
+    OutcomeNotJson, KeyTaken when another function has used the key, InvalidKey, EffectRolledBack when the body left a
+    transaction that cannot commit, and outside a worker, or called directly by another actor, ReceiptBusy,
+    LeaseBusy and LeaseUnavailable. Put it under `@dramatiq.actor` and under `@leased`.
     """
     if on_crash not in (None, "retry", "park"):
         raise ValueError(f'on_crash is "retry" or "park", not {on_crash!r}; leave it out if the effect is a row')
