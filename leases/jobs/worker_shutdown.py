@@ -1,8 +1,11 @@
-"""A Dramatiq middleware that leaves no lease behind when a worker ends."""
+"""What a worker that ends leaves behind: no lease, and messages that it could not deal with for others."""
 
 from typing import Any
 
 from dramatiq.middleware import Middleware
+
+#: Message option, never sent: a worker that is leaving could not deal with the message.
+_LEFT = "leases_left"
 
 
 class LeasesGivenBack(Middleware):
@@ -20,3 +23,13 @@ class LeasesGivenBack(Middleware):
 
         for lease in keeper.kept():
             lease.release()
+
+
+def leave(message: Any) -> None:
+    """Have a message neither acknowledged nor rejected by a worker that is leaving, but delivered again."""
+    message.options[_LEFT] = True
+
+
+def is_left(message: Any) -> bool:
+    """Say whether `leave()` was told so."""
+    return bool(message.options.get(_LEFT))

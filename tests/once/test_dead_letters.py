@@ -4,9 +4,12 @@ from decimal import Decimal
 from typing import Any
 
 import dramatiq
+import psycopg
 import pytest
+from django.db import connection
 
-from leases.jobs import dead_letters
+from leases.jobs import DeadLetters, dead_letters, worker_dead_letters
+from leases.jobs.brokers import rabbitmq_broker, redis_broker
 from leases.jobs.errors import ActorUnknown, AlreadyDone, KeyTaken, LetterInexact
 from leases.models import DeadLetter, Receipt
 from tests.jobs import actors
@@ -83,6 +86,42 @@ def test_message_whose_arguments_give_no_key_is_kept() -> None:
     message = actors.by_order.message({})
     dead_letters.record(dramatiq.MessageProxy(message))
     assert DeadLetter.objects.get().key == ""
+
+
+def test_dead_letter_whose_connection_is_cut_is_written_when_there_is_one_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The error was swallowed, and the broker alone knew of the message."""
+    monkeypatch.setattr(worker_dead_letters, "WRITE_AGAIN_S", 0.05)
+    message = dramatiq.MessageProxy(actors.plain.message("ada"))
+    cut_connection()
+    middleware = DeadLetters()
+    for _ in range(2):  # the second time because the broker was away
+        middleware.before_nack(dramatiq.get_broker(), message)
+    assert DeadLetter.objects.count() == 1
+
+
+@pytest.mark.parametrize("kind", [redis_broker.Consumer, rabbitmq_broker.Consumer])
+def test_message_that_a_leaving_worker_could_not_make_a_dead_letter_is_delivered_again(
+    kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    message: Any = dramatiq.MessageProxy(actors.plain.message("ada"))
+    middleware: Any = DeadLetters()
+    middleware.before_worker_shutdown(None, None)
+    cut_connection()
+    middleware.before_nack(None, message)
+    assert not DeadLetter.objects.exists()
+    kind.nack(object(), message)  # would need more of a consumer than that to tell the broker
+    kind.ack(object(), message)
+
+
+def cut_connection() -> None:
+    """Have the server end this thread's connection without its knowing."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_backend_pid()")
+        (pid,) = cursor.fetchone()
+    with psycopg.connect(**connection.get_connection_params()) as other:
+        other.execute("SELECT pg_terminate_backend(%s, 5000)", [pid])
 
 
 def test_replay_goes_to_the_queue_that_the_actor_has_now(redis: Any) -> None:

@@ -11,6 +11,8 @@ from dramatiq.common import iter_queue
 from dramatiq.errors import BrokerConnectionError
 from dramatiq.middleware import Middleware, Retries
 
+from leases.jobs.worker_shutdown import leave
+
 logger = logging.getLogger("leases")
 
 #: How long to wait before a retry that could not be enqueued is enqueued again; Dramatiq waits so for acknowledgements.
@@ -18,8 +20,6 @@ ENQUEUE_AGAIN_S = 5.0
 
 #: The broker does not answer; it may come back.
 _AWAY = (redis.ConnectionError, redis.TimeoutError, BrokerConnectionError)
-#: Message option, never sent: a worker that is leaving could not retry the message.
-_LEFT = "leases_left"
 #: What stands in place of the actor's name where a message cannot be decoded.
 UNREADABLE = "(cannot be read)"
 
@@ -86,7 +86,7 @@ class KeptRetries(Retries):
             super().after_process_message(waiting, message, result=result, exception=exception)
         except _AWAY as error:
             logger.warning("%s could not be retried and will be delivered again: %s", message.message_id, error)
-            message.options[_LEFT] = True
+            leave(message)
         except Exception:
             logger.exception("Message %s could not be retried and becomes a dead letter.", message.message_id)
             message.fail()
@@ -117,11 +117,6 @@ class UnstartedGivenBack(Middleware):
                 queue_name,
                 extra={"event": "messages.given_back", "queue": queue_name, "count": len(mine)},
             )
-
-
-def is_left(message: dramatiq.MessageProxy) -> bool:
-    """Say whether a worker that is leaving wants the message neither acknowledged nor rejected, but delivered again."""
-    return bool(message.options.get(_LEFT))
 
 
 class Unreadable(dramatiq.MessageProxy):

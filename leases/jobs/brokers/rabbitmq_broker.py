@@ -16,7 +16,8 @@ from dramatiq.errors import ConnectionClosed, DecodeError
 from dramatiq.message import Message
 from dramatiq.middleware import Middleware
 
-from leases.jobs.brokers.middleware import Unreadable, is_left
+from leases.jobs.brokers.middleware import Unreadable
+from leases.jobs.worker_shutdown import is_left
 
 #: A connection on which nothing comes for twice this long is dead.
 _HEARTBEAT_S = 30
@@ -46,6 +47,10 @@ class Consumer(_RabbitmqConsumer):
     def ack(self, message: Any) -> None:
         if not is_left(message):
             super().ack(message)
+
+    def nack(self, message: Any) -> None:
+        if not is_left(message):
+            super().nack(message)
 
     def __next__(self) -> Any:
         if self._unstarted is None:

@@ -37,7 +37,8 @@ from dramatiq.middleware import Middleware
 from redis.backoff import ExponentialWithJitterBackoff
 from redis.retry import Retry
 
-from leases.jobs.brokers.middleware import Unreadable, is_left
+from leases.jobs.brokers.middleware import Unreadable
+from leases.jobs.worker_shutdown import is_left
 
 logger = logging.getLogger("leases")
 
@@ -83,13 +84,15 @@ class Consumer(_RedisConsumer):
         self.known.discard(message.options["redis_message_id"])
 
     def nack(self, message: Any) -> None:
+        if is_left(message):
+            return
         try:
             with connection_errors():
                 super().nack(message)
         except ConnectionClosed as error:
             if not self.broker.leaving.is_set():
                 raise
-            # Any other error than that one ends Dramatiq's attempts, without a dead letter: it is delivered again.
+            # Any other error than that one ends Dramatiq's attempts: it is delivered again.
             raise RuntimeError("Redis is away, and this worker is leaving") from error
         self.known.discard(message.options["redis_message_id"])
 
