@@ -7,7 +7,7 @@ from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.core.exceptions import PermissionDenied
 from django.db import transaction
-from django.db.models import QuerySet
+from django.db.models import Count, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from redis.exceptions import RedisError
@@ -204,10 +204,8 @@ class QueueAdmin(JobInspector):
         except Exception as problem:
             # The page must tell that the broker is away, whichever broker it is.
             error = f"The broker does not answer: {problem!r}"
-        unreplayed = DeadLetter.objects.filter(replayed_at__isnull=True).values_list("queue", flat=True)
-        kept: dict[str, int] = {}
-        for queue in unreplayed.order_by()[:10_000]:
-            kept[queue] = kept.get(queue, 0) + 1
+        unreplayed = DeadLetter.objects.filter(replayed_at__isnull=True).order_by().values("queue")
+        kept = dict(unreplayed.annotate(number=Count("pk")).values_list("queue", "number"))
         context = {
             **self.admin_site.each_context(request),
             "title": "Queues",

@@ -19,29 +19,41 @@ job is @once, or looks at the state itself. Enqueue with `send()`: `send_once()`
 """
 
 import logging
+import threading
 from collections.abc import Callable
 
+from django.db import close_old_connections
 from django.utils.module_loading import import_string
 
 from leases.conf import conf
 
 logger = logging.getLogger("leases")
 
+#: A rescuer that runs for longer than this is named.
+_SLOW_S = 60.0
+_SLOW = "The rescuer %s has run for %s s and has not ended; no other is called before it has."
+
 
 def rescue() -> dict[str, int | None]:
     """Call every function in LEASES_RESCUERS; return how many messages each enqueued, None for one that failed.
 
-    An error in one is logged and stops no other; it is called again in the next pass.
+    An error in one is logged and stops no other; it is called again in the next pass. What one left of its database
+    connections is not the next one's. One that takes longer than a minute is named in the log, since all others wait.
     """
     rescued: dict[str, int | None] = {}
     for name in conf.RESCUERS:
+        slow = threading.Timer(_SLOW_S, logger.warning, (_SLOW, name, _SLOW_S))
+        slow.daemon = True
+        slow.start()
         try:
-            function: Callable[[], int] = import_string(name)
-            count = function()
-        except Exception:
+            count = _call(name)
+        except (Exception, SystemExit):
             logger.exception("The rescuer %s failed; it is called again in the next pass.", name)
             rescued[name] = None
             continue
+        finally:
+            slow.cancel()
+            close_old_connections()
         rescued[name] = count
         if count:
             logger.warning(
@@ -51,3 +63,13 @@ def rescue() -> dict[str, int | None]:
                 extra={"event": "jobs.rescued", "rescuer": name, "count": count},
             )
     return rescued
+
+
+def _call(name: str) -> int:
+    function: Callable[[], int | None] = import_string(name)
+    count = function()
+    if count is None:
+        return 0
+    if not isinstance(count, int) or count < 0:
+        raise TypeError(f"{name} returned {count!r:.100}, not how many jobs it enqueued")
+    return count

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import dramatiq
 from django_redis import get_redis_connection
 from dramatiq.common import dq_name, xq_name
+from dramatiq.errors import DecodeError
 from dramatiq.middleware import Middleware
 from redis.exceptions import RedisError
 
@@ -118,8 +120,12 @@ def duplicates(
             for index, (_, data) in enumerate(client.hscan_iter(f"{_namespace(broker)}:{name}.msgs", count=1000)):
                 if index >= limit:
                     break
-                message = dramatiq.Message.decode(data)
-                count[key_of(message) or str(message)] += 1
+                try:
+                    message = dramatiq.Message.decode(data)
+                except DecodeError:
+                    count["(cannot be read)"] += 1
+                else:
+                    count[key_of(message) or str(message)] += 1
         found += [(queue, job, number) for job, number in count.items() if number > 1]
     return sorted(found, key=lambda row: (-row[2], row[0], row[1]))
 
@@ -205,8 +211,10 @@ def _redis_depth(broker: Any, queue: str) -> _Depth:
     queued_ms = None
     data = broker.client.hget(f"{space}:{queue}.msgs", head) if head else None
     if data:
-        message = dramatiq.Message.decode(data)
-        queued_ms = int(message.options.get("queued_at") or message.message_timestamp)
+        # A message that cannot be read has no age, and must not hide the depth.
+        with suppress(DecodeError, AttributeError, TypeError, ValueError):
+            message = dramatiq.Message.decode(data)
+            queued_ms = int(message.options.get("queued_at") or message.message_timestamp)
     return _Depth(waiting, delayed, max(0, held - waiting), dead, queued_ms)
 
 

@@ -121,6 +121,13 @@ def test_errors_of_jobs_are_shown_as_text(client: Client) -> None:
         assert "&lt;b&gt;as told&lt;/b&gt;" in text
 
 
+def test_queues_count_all_dead_letters(client: Client) -> None:
+    letter = kill("ada")
+    fields = {"queue": QUEUE, "actor": "welcome", "died_at": letter.died_at}
+    DeadLetter.objects.bulk_create(DeadLetter(message_id=f"{number}", **fields) for number in range(10_001))
+    assert ">10002</a>" in client.get(page("queue")).content.decode()
+
+
 def test_queues_show_depth_age_and_dead_letters_and_what_the_broker_cannot_tell(client: Client, jobs: Jobs) -> None:
     jobs.send(actors.plain, "a")
     kill("ada")

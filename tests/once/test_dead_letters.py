@@ -96,8 +96,9 @@ def test_dead_letter_whose_connection_is_cut_is_written_when_there_is_one_again(
     message = dramatiq.MessageProxy(actors.plain.message("ada"))
     cut_connection()
     middleware = DeadLetters()
-    for _ in range(2):  # the second time because the broker was away
-        middleware.before_nack(dramatiq.get_broker(), message)
+    middleware.before_nack(dramatiq.get_broker(), message)
+    assert DeadLetter.objects.count() == 1
+    middleware.before_nack(dramatiq.get_broker(), message)  # the broker was away
     assert DeadLetter.objects.count() == 1
 
 

@@ -7,9 +7,12 @@ from typing import Any
 import dramatiq
 import pytest
 from django.core.management import CommandError, call_command
+from django.db import connection
 from django.test import override_settings
 from django.utils import timezone
 
+from leases.jobs import rescuing
+from leases.jobs.rescuing import rescue
 from leases.models import DeadLetter, Receipt, Reopening, Slot
 from tests.jobs import actors
 from tests.once.conftest import Jobs
@@ -28,6 +31,48 @@ def find_two() -> int:
 
 def fail() -> int:
     raise RuntimeError("as told")
+
+
+def leave_a_transaction_open() -> int:
+    connection.set_autocommit(False)
+    connection.cursor().execute("SELECT 1")
+    return 0
+
+
+def write() -> int:
+    actors.leave("rescued")
+    return 1
+
+
+def find_nothing() -> None:
+    pass
+
+
+def say_many() -> str:
+    return "many"
+
+
+def leave() -> int:
+    raise SystemExit("as told")
+
+
+def test_rescuers_do_not_touch_each_other() -> None:
+    """One's open transaction swallowed the next one's rows, and one that exits ended the command."""
+    names = ["leave_a_transaction_open", "write", "leave", "say_many", "find_nothing"]
+    with override_settings(LEASES_RESCUERS=[f"{HERE}.{name}" for name in names]):
+        rescued = rescue()
+    connection.close()
+    assert actors.effects("rescued") == 1
+    assert list(rescued.values()) == [0, 1, None, None, 0]
+
+
+def test_rescuer_that_hangs_is_named(monkeypatch: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """All others wait for it, and nothing said for which."""
+    monkeypatch.setattr(rescuing, "_SLOW_S", 0.05)
+    monkeypatch.setattr(f"{HERE}.find_nothing", lambda: bool(wait_until(lambda: "has not ended" in caplog.text)))
+    with override_settings(LEASES_RESCUERS=[f"{HERE}.find_nothing"]):
+        rescue()
+    assert f"The rescuer {HERE}.find_nothing has run" in caplog.text
 
 
 @override_settings(LEASES_RESCUERS=[f"{HERE}.fail", f"{HERE}.find_two"])

@@ -181,6 +181,20 @@ def test_message_of_an_actor_that_nobody_knows_is_kept(jobs: Jobs) -> None:
     assert "ActorNotFound" in letter.reason
 
 
+def test_message_that_cannot_be_read_does_not_hide_the_others(redis: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """The tools ended with a traceback, and the admin said that the broker does not answer."""
+    for name in ["first", "second"]:
+        redis.hset(f"dramatiq:{QUEUE}.msgs", name, b"no message")
+        redis.rpush(f"dramatiq:{QUEUE}", name)
+    actors.plain.send("x")
+    actors.plain.send("x")
+    call_command("workload", "--json", "--queues", QUEUE)
+    assert json.loads(capsys.readouterr().out)[0]["waiting"] == 4
+    call_command("workload", "--duplicates", "--json")
+    found = {row["job"]: row["messages"] for row in json.loads(capsys.readouterr().out)["queued"]}
+    assert found == {"(cannot be read)": 2, "plain('x')": 2}
+
+
 def put(jobs: Jobs, data: bytes, name: str) -> None:
     """Have the queue hold what is no message."""
     if jobs.is_redis:
