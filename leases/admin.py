@@ -187,7 +187,7 @@ class FenceAdmin(Inspector):
 
 @admin.register(Incident)
 class IncidentAdmin(Inspector):
-    list_display = ["resource", "seen_at", "detector", "fate", "token", "host", "pid"]
+    list_display = ["resource", "fate", "seen_at", "detector", "host", "pid", "token"]
     search_fields = ["resource__startswith"]
     search_help_text = "The beginning of a resource's name."
     list_filter = ["fate", "detector"]

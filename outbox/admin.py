@@ -54,7 +54,7 @@ class DecisionInline(ReadOnly, AnyTabularInline):
 
 @admin.register(Message)
 class MessageAdmin(Inspector):
-    list_display = ["id", "channel", "dedupe_key", "state", "attempts", "available_at", "created_at", "trouble"]
+    list_display = ["id", "state", "dedupe_key", "channel", "attempts", "available_at", "created_at", "trouble"]
     list_display_links = ["id", "dedupe_key"]
     list_filter = ["state", ChannelFilter, "created_at"]
     search_fields = ["dedupe_key"]

@@ -75,7 +75,10 @@ def waiting(request: HttpRequest) -> list[Waiting]:
         incidents = Incident.objects.filter(fate__in=fates, seen_at__gte=since)
         shown = urlencode({"fate__in": ",".join(fates), "seen_at__gte": since.isoformat()})
         url = reverse("admin:leases_incident_changelist") + f"?{shown}"
-        advice = "A lease ended under a holder that was, or may have been, still running. Its writes were refused."
+        advice = (
+            "A lease ended under a holder that was, or may have been, still running. Its writes were refused, so "
+            "there is nothing to undo: find out what held it up."
+        )
         found.append(_waiting(incidents, f"Incidents of the last {INCIDENT_DAYS} days", url, advice))
     return found
 

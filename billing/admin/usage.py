@@ -24,8 +24,8 @@ class InvoicedFilter(admin.SimpleListFilter):
 @admin.register(UsageEvent)
 class UsageEventAdmin(IndexedSearch, Inspector):
     list_display = [
-        "event", "shown_customer", "what", "shown_quantity", "shown_amount", "occurred_at", "received_at",
-        "shown_invoice",
+        "event", "shown_customer", "what", "shown_quantity", "shown_amount", "shown_invoice", "occurred_at",
+        "received_at",
     ]  # fmt: skip
     list_display_links = ["event"]
     list_filter = [InvoicedFilter]

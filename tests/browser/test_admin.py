@@ -39,6 +39,7 @@ PAGES = {
     "fences": "leases/fence/",
     "incidents": "leases/incident/",
     "incident": "leases/incident/{incident}/change/",
+    "queues": "leases/queue/",
     "interventions": "leases/intervention/",
     "log": "admin/logentry/",
 }

@@ -11,7 +11,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from leases.jobs import dead_letters
+from leases.jobs import dead_letters, workload
 from leases.models import DeadLetter, Receipt, Reopening
 from tests.jobs import actors
 from tests.jobs.actors import QUEUE
@@ -138,3 +138,15 @@ def test_queues_show_depth_age_and_dead_letters_and_what_the_broker_cannot_tell(
     row = row[: row.index("</tr>")]
     assert "<td>1</td>" in row
     assert ("not known" in row.split("</td>")[3]) == (not jobs.is_redis)  # what workers hold
+
+
+def test_queues_page_says_that_the_broker_is_away_without_words_of_its_library(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_away() -> None:
+        raise ConnectionError("network:ConnectionError")
+
+    monkeypatch.setattr(workload, "measure", is_away)
+    text = client.get(page("queue")).content.decode()
+    assert "The broker does not answer. Start it" in text
+    assert "ConnectionError" not in text
