@@ -190,7 +190,9 @@ def published_at(publish: Publish, *moments: str) -> list[Message]:
 def drilled(client: Client, **chosen: int) -> tuple[list[str], list[str]]:
     """Return the dates that are offered and the keys that are listed, under the chosen year, month and day."""
     response = client.get(reverse(PAGE), {f"created_at__{kind}": number for kind, number in chosen.items()})
-    top = re.search(r'<nav class="toplinks">(.*?)</nav>', response.content.decode(), re.DOTALL)
+    top = re.search(
+        r'<nav class="toplinks"[^>]*>(?:\s*<span.*?</span>)?(.*?)</nav>', response.content.decode(), re.DOTALL
+    )
     dates = re.findall(r"(?:<a href[^>]*>)?\s*([\w ]+?)\s*(?:</a>|$)", top[1]) if top else []
     return dates, [message.dedupe_key for message in response.context["cl"].result_list]
 

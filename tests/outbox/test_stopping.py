@@ -31,7 +31,11 @@ def test_terminal_that_closes_lets_the_drainer_finish_what_is_in_hand(
 ) -> None:
     fill(3)
     env = {**drainer_env, "OUTBOX_TEST_SEND_SECONDS": "3", "OUTBOX_TEST_CLAIM_SECONDS": "60"}
-    process = processes.start("drain_outbox", "--watch", "--channel", "record", "--concurrency", "1", env=env)
+    inherited = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, which the drainer honours
+    try:
+        process = processes.start("drain_outbox", "--watch", "--channel", "record", "--concurrency", "1", env=env)
+    finally:
+        signal.signal(signal.SIGHUP, inherited)
     wait_until(lambda: Message.objects.filter(state=State.SENDING).exists(), 30)
     for _ in range(hangups):  # from the kernel, and from the shell
         os.kill(process.pid, signal.SIGHUP)
