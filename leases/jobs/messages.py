@@ -48,8 +48,8 @@ def answering(decorated: Callable[..., Any]) -> "Iterator[dramatiq.Message[Any] 
 
 def _is_function_of(decorated: Callable[..., Any], message: "dramatiq.Message[Any]") -> bool:
     """Say whether the message's actor runs `decorated`, be it under further decorators."""
-    function = _broker().get_actor(message.actor_name).fn
-    return inspect.unwrap(function, stop=lambda wrapper: wrapper is decorated) is decorated
+    actor = _broker().actors.get(message.actor_name)
+    return actor is not None and inspect.unwrap(actor.fn, stop=lambda function: function is decorated) is decorated
 
 
 def _broker() -> dramatiq.Broker:
