@@ -11,6 +11,7 @@ from django_redis import get_redis_connection
 from leases import redis_store
 from leases.errands import errands
 from tests.ledger.models import Account
+from tests.waiting import wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -82,11 +83,20 @@ def steal(resource: str, *, ttl_ms: int = 60_000, using: str = "default") -> int
     from leases.process import ProcessIdentity
     from leases.resources import key_of
 
-    get_redis_connection("leases").delete(key_of(resource))
     holder = "f" * 32
     floor = (fence.current(resource, using=using) or 0) + 1
-    granted = redis_store.acquire(resource, holder=holder, ttl_ms=ttl_ms, floor=floor)
-    assert isinstance(granted, redis_store.Granted)
+    taken: list[redis_store.Granted] = []
+
+    def take() -> bool:
+        get_redis_connection("leases").delete(key_of(resource))
+        granted = redis_store.acquire(resource, holder=holder, ttl_ms=ttl_ms, floor=floor)
+        # A renewal in between finds no key, and puts it back.
+        if isinstance(granted, redis_store.Granted):
+            taken.append(granted)
+        return bool(taken)
+
+    wait_until(take)
+    (granted,) = taken
     registration = fence.Registration(
         resource=resource,
         token=granted.token,
