@@ -39,6 +39,7 @@ PRESENT = "SELECT leases_present(%(resource)s, %(token)s, %(limit)s)"
 _SEES_NOTHING_SINCE = """
 SELECT current_setting('transaction_isolation') IN ('repeatable read', 'serializable')
    AND clock_timestamp() - transaction_timestamp() > make_interval(secs => %(age_s)s)
+   AND NOT EXISTS (SELECT FROM leases_leaserecord WHERE resource = %(resource)s AND token = %(token)s)
 """
 _RELEASE = "SELECT leases_release(%(resource)s, %(token)s)"
 #: Ends a lease for any other reason than its release; the first end stays.
@@ -129,10 +130,14 @@ def present(resource: str, token: int, *, ttl_ms: int, using: str) -> None:
     raise StaleToken(resource, token=token, current=stored)
 
 
-def sees_nothing_since(lease_age_s: float, *, using: str) -> bool:
-    """Say whether the open transaction is older than that and, at its isolation level, sees nothing newer."""
+def sees_nothing_since(lease_age_s: float, resource: str, token: int, *, using: str) -> bool:
+    """Say whether the open transaction is older than a lease and, at its isolation level, does not see its record.
+
+    The age alone is measured by two clocks at two moments, so a transaction that began right after the lease may seem
+    older; the record alone would be missing too from a database that lost it.
+    """
     with connections[using].cursor() as cursor:
-        cursor.execute(_SEES_NOTHING_SINCE, {"age_s": lease_age_s})
+        cursor.execute(_SEES_NOTHING_SINCE, {"age_s": lease_age_s, "resource": resource, "token": token})
         return bool(cursor.fetchone()[0])
 
 

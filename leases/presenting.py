@@ -54,6 +54,6 @@ def _present(lease: "Lease", using: str) -> None:
     try:
         fence.present(lease.resource, lease.token, ttl_ms=lease.ttl_ms, using=using)
     except FenceMissing:
-        if fence.sees_nothing_since(boottime() - lease.granted_at, using=using):
+        if fence.sees_nothing_since(boottime() - lease.granted_at, lease.resource, lease.token, using=using):
             raise OldSnapshot(lease.resource, token=lease.token) from None
         raise

@@ -145,7 +145,10 @@ def test_search_and_order_use_an_index(name: str) -> None:
         cursor.execute("SET enable_seqscan = off")
         try:
             cursor.execute(f"EXPLAIN SELECT * FROM {table} WHERE resource LIKE 'customer:1%%' LIMIT 50", [])
-            assert "(resource)::text ~>=~" in "\n".join(row[0] for row in cursor.fetchall())
+            plan = "\n".join(row[0] for row in cursor.fetchall())
+            # Either index serves where the collation is C.
+            assert "Index Cond" in plan
+            assert "(resource)::text ~>=~" in plan or "(resource)::text >=" in plan
             cursor.execute(f"EXPLAIN SELECT * FROM {table} ORDER BY {order} LIMIT 50")
             assert "Index Scan" in "\n".join(row[0] for row in cursor.fetchall())
         finally:
