@@ -151,11 +151,10 @@ class InvoiceAdmin(NumberSearch, Inspector):
     def mail(self, invoice: Any) -> str | None:
         if not hasattr(invoice, "mail_messages"):
             self.look_up([invoice])
-        newest = next(reversed(invoice.mail_messages), None)
-        if newest is None:
-            return None
-        copies = len(invoice.mail_messages)
-        return str(newest.get_state_display()) + (f" (copy {copies})" if copies > 1 else "")
+        # Each, since a copy that was cancelled must not hide the mail that went out before it.
+        states = [str(message.get_state_display()) for message in invoice.mail_messages]
+        copies = (f"copy {number} {state}" for number, state in enumerate(states[1:], start=2))
+        return "; ".join([*states[:1], *copies]) or None
 
     @admin.display(description="taxes")
     def taxes_table(self, invoice: Invoice) -> str:

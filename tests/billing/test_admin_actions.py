@@ -220,7 +220,7 @@ def test_mail_is_sent_again_once_however_often_the_button_is_pressed(issued: Inv
     assert mailing.read(again) == {**(mailing.read(first) or {}), "to": "new@example.com"}
     page = html(admin_client, f"invoice/{issued.pk}/mails/")
     assert "new@example.com" in page
-    assert "pending (copy 2)" in html(admin_client, "invoice/")
+    assert "sent; copy 2 pending" in html(admin_client, "invoice/")
 
 
 def test_void_cancels_a_copy_that_was_not_sent_yet(issued: Invoice, admin_client: Client) -> None:
