@@ -55,7 +55,7 @@ class Reopening(models.Model):
     """A key that a person opened again, with the receipt that was thrown away for it."""
 
     key = models.CharField(max_length=MAX_KEY_LENGTH)
-    actor = models.CharField(max_length=255)
+    actor = models.CharField(max_length=MAX_NAME_LENGTH)
     by = models.CharField(max_length=MAX_NAME_LENGTH, help_text="Who opened it again.")
     reason = models.TextField()
     state = models.CharField(max_length=16, choices=Receipt.State.choices, help_text="The receipt's state until then.")

@@ -38,7 +38,7 @@ def resource_of(key: str) -> str:
     return f"once:{key}"
 
 
-def run_outside(spec: "Once", key: str, work: Callable[[], Any], *, on_crash: Literal["retry", "park"]) -> Any:
+def run_outside(spec: Once, key: str, work: Callable[[], Any], *, on_crash: Literal["retry", "park"]) -> Any:
     """Run `work` under the key's lease, declared before and receipted after, or return what an earlier run left.
 
     With on_crash="park" an exception parks the key too, unless it is NothingDone: a request that timed out may have
@@ -51,7 +51,7 @@ def run_outside(spec: "Once", key: str, work: Callable[[], Any], *, on_crash: Li
         return _run(spec, key, work, lease, on_crash=on_crash)
 
 
-def _run(spec: "Once", key: str, work: Callable[[], Any], lease: Lease, *, on_crash: str) -> Any:
+def _run(spec: Once, key: str, work: Callable[[], Any], lease: Lease, *, on_crash: str) -> Any:
     message = current_message()
     started = receipt_sql.start(
         key,
@@ -104,7 +104,7 @@ def _run(spec: "Once", key: str, work: Callable[[], Any], lease: Lease, *, on_cr
 
 
 def _finish(
-    spec: "Once", key: str, lease: Lease, *, state: Receipt.State, outcome: str | None = None, reason: str = ""
+    spec: Once, key: str, lease: Lease, *, state: Receipt.State, outcome: str | None = None, reason: str = ""
 ) -> bool:
     """Write the end of a run, again and again while the lease lasts: without it nobody knows that it took effect."""
     write = partial(

@@ -210,10 +210,8 @@ class _Progress:
             new = health_file.with_name(f"{health_file.name}.{os.getpid()}")
             new.write_text(json.dumps({"at": now, "pid": os.getpid(), **tally}) + "\n")
             new.replace(health_file)
-        except (
-            OSError,
-            ValueError,
-        ) as error:  # a full disk must not leave what is in hand in doubt; the file gets old, and says so
+        except (OSError, ValueError) as error:
+            # A full disk must not leave what is in hand in doubt; the file gets old, and says so.
             logger.error("cannot write the health file: %s", error)
 
 
