@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
+from django.contrib.admin.utils import unquote
 from django.contrib.admin.views.main import ChangeList
 from django.db import transaction
 from django.db.models import QuerySet
@@ -67,6 +68,8 @@ class FastAdmin(ModelAdmin):
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
+        if self.get_object(request, unquote(object_id)) is None:  # Django says so, whatever the address holds
+            return super().change_view(request, object_id, form_url, extra_context)
         allowed = self.get_action_choices(request, default_choices=[])
         actions = [(name, title) for name, title in allowed if self.offers(name, object_id)]
         links = self.row_links(request, object_id)

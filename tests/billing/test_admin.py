@@ -218,3 +218,12 @@ def test_items_are_found_by_the_date_of_their_run_and_usage_by_when_it_was_recei
                 f"/admin/billing/{page}/", {f"{name}__year": 2025, f"{name}__month": 5, f"{name}__day": day}
             )
             assert len(shown.context["cl"].result_list) == count
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("name", ["invoice", "item"])
+@pytest.mark.parametrize("address", ["abc", "999999"])
+def test_page_of_a_row_that_is_not_there_leads_back_and_does_not_fail(
+    name: str, address: str, admin_client: Client
+) -> None:
+    assert admin_client.get(f"/admin/billing/{name}/{address}/change/").status_code == 302
