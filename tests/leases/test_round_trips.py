@@ -17,7 +17,7 @@ from tests.leases import other_database
 from tests.leases.conftest import steal
 from tests.leases.other_database import ALIAS
 from tests.leases.proxy import Proxy, proxy_to
-from tests.ledger.models import Account
+from tests.ledger.models import Account, Entry
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -74,6 +74,34 @@ def test_fenced_transaction_costs_one_statement_more_than_a_plain_one(account: A
             cursor.execute(FENCED, [account.pk])
     assert plain == ["BEGIN", "INSERT", "COMMIT"]
     assert fenced == ["BEGIN", "SELECT leases_present", "INSERT", "COMMIT"]
+
+
+def test_lease_is_presented_once_in_a_transaction_however_many_writes_it_has(account: Account, resource: str) -> None:
+    with hold(resource) as lease, traced() as sent, lease.transaction():
+        for _ in range(2):
+            Entry.objects.create(account=account)
+    assert sent == ["BEGIN", "SELECT leases_present", "INSERT", "INSERT", "COMMIT"]
+
+
+def test_write_after_a_commit_presents_its_lease_again(account: Account, resource: str) -> None:
+    with hold(resource) as lease:
+        with lease.transaction():
+            transaction.on_commit(lambda: Entry.objects.create(account=account, memo="by a hook"))
+        with transaction.atomic():
+            for memo in ("one", "two"):
+                with lease.transaction():
+                    Entry.objects.create(account=account, memo=memo)
+    assert Entry.objects.count() == 3
+
+
+def test_what_was_rolled_back_to_a_savepoint_is_presented_again(account: Account, resource: str) -> None:
+    other = Account.objects.create(name="other")
+    with hold(resource) as lease, hold(f"account:{other.pk}") as second, lease.transaction():
+        with pytest.raises(ZeroDivisionError), second.transaction():
+            _ = 1 / 0
+        Entry.objects.create(account=account)
+        Entry.objects.create(account=other)
+    assert Entry.objects.count() == 2
 
 
 @pytest.mark.parametrize("health_checks", [True, False], ids=["checked", "unchecked"])
