@@ -7,9 +7,10 @@ The peers need a virtual environment of their own, of Python 3.12 or newer: pip 
 get a database of their own on the same server, called after ours, which is dropped in the end.
 
 Speed: nothing is handed over anywhere, one thread (django-post-office: its five), batches of 100, statements prepared
-in the server. Crashes: real mail to a server that takes a mail over and says so 50 ms later, four threads (five). Each
-drainer is killed with SIGKILL at a random moment in the second after its first mail, and the last ones may finish. An
-arrival is counted by its subject, since not every peer writes a Message-ID.
+in the server. The least is a bare psycopg loop with one commit for each intent and the mark before it. Crashes: real
+mail to a server that takes a mail over and says so 50 ms later, four threads (five). Each drainer is killed with
+SIGKILL at a random moment in the second after its first mail, and the last ones may finish. An arrival is counted by
+its subject, since not every peer writes a Message-ID.
 """
 
 import argparse
@@ -43,7 +44,7 @@ from django.db import transaction  # noqa: E402
 import outbox  # noqa: E402
 from benchmarks.outbox import table  # noqa: E402
 from benchmarks.outbox.peer_program import RECIPIENT, SENDER, SUBJECT, TEXT  # noqa: E402
-from benchmarks.outbox.raw import database  # noqa: E402
+from benchmarks.outbox.raw import database, declared  # noqa: E402
 from outbox.drain import Drainer, Until  # noqa: E402
 from outbox.lane import Pace  # noqa: E402
 from outbox.models import Message  # noqa: E402
@@ -94,6 +95,13 @@ def quiet(command: list[str], env: dict[str, str]) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
+def least(count: int) -> float:
+    table.empty()
+    table.fill(count)
+    table.settle()
+    return count / declared()
+
+
 def ours(micro_batch: int, count: int) -> float:
     table.empty()
     table.fill(count)
@@ -109,6 +117,7 @@ def speeds(peers: dict[str, Peer], count: int, rounds: int) -> None:
     sides: dict[str, Callable[[], float]] = {
         "ours, intent per message": partial(ours, 1, count),
         "ours, intent per 50": partial(ours, 50, count),
+        "the least per message": partial(least, count),
         **{PEERS[name]: partial(peer.speed, count) for name, peer in peers.items()},
     }
     measured: dict[str, list[float]] = {name: [] for name in sides}

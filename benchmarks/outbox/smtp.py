@@ -35,20 +35,11 @@ from django.db import transaction  # noqa: E402
 
 import outbox  # noqa: E402
 from benchmarks.outbox import table  # noqa: E402
-from benchmarks.outbox.raw import database  # noqa: E402
+from benchmarks.outbox.raw import MARK_AND_INTEND, claim_all, database  # noqa: E402
 from outbox.drain import Drainer, Until  # noqa: E402
 from outbox.lane import Pace  # noqa: E402
 
 CONNECTIONS = 4
-CLAIM = """
-UPDATE outbox_message SET state = 'claimed', claim = 1, claimed_until = now() + interval '1 h' RETURNING id
-"""
-MARK_AND_INTEND = """
-WITH marked AS (UPDATE outbox_message SET state = 'sent', claimed_until = NULL, sent_at = clock_timestamp()
-                 WHERE id = %(before)s AND claim = 1 AND state = 'sending')
-UPDATE outbox_message SET state = 'sending', attempts = attempts + 1
- WHERE id = %(id)s AND claim = 1 AND state = 'claimed' AND claimed_until > clock_timestamp()
-"""
 MAIL = {"to": "anna@example.org", "from": "b@example.com", "subject": "Invoice 7", "text": "Please pay.\n" * 20}
 
 
@@ -85,8 +76,7 @@ def declared(raw: str, count: int) -> float:
     table.empty()
     table.fill(count)
     table.settle()
-    with psycopg.connect(**database(), autocommit=True) as one:
-        ids = [row[0] for row in one.execute(CLAIM)]
+    ids = claim_all()
 
     def run(share: list[int]) -> None:
         before: int | None = None

@@ -183,10 +183,11 @@ class SmtpConversation:
         return Answer(Outcome.UNKNOWN, f"after the final dot the server said {words}")
 
     def _open(self, deadline: Deadline) -> Any:
-        # The backend says who we are, and asks the resolver for it once per process.
-        lookups.bounded(("own name", "our own name"), DNS_NAME.get_fqdn, min(self._timeout, deadline.remaining()))
-        self._backend.timeout = max(0.01, min(self._timeout, deadline.remaining()))
-        self._backend.open()
+        if self._backend.connection is None:
+            # The backend says who we are, and asks the resolver for it once per process.
+            lookups.bounded(("own name", "our own name"), DNS_NAME.get_fqdn, min(self._timeout, deadline.remaining()))
+            self._backend.timeout = max(0.01, min(self._timeout, deadline.remaining()))
+            self._backend.open()
         smtp: Any = self._backend.connection
         self._bound(smtp, deadline)
         self._cutter.watch(smtp.sock)

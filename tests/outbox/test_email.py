@@ -11,6 +11,7 @@ from django.core.management import call_command
 from django.utils import timezone
 
 from outbox import breaker
+from outbox.channels import lookups
 from outbox.drain import Report
 from outbox.inspection import status
 from outbox.models import Message, State
@@ -173,12 +174,19 @@ def test_refused_recipients_are_recorded(mail_server: MailServer, publish: Publi
     assert mail_server.received[0].rcpt_tos == ("anna@example.org",)
 
 
-def test_one_connection_carries_many_mails(mail_server: MailServer, publish: Publish, drain: Drain) -> None:
+def test_one_connection_carries_many_mails(
+    mail_server: MailServer, publish: Publish, drain: Drain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_up: list[Any] = []
+    bounded = lookups.bounded
+    monkeypatch.setattr(lookups, "bounded", lambda key, *rest: (looked_up.append(key), bounded(key, *rest))[1])
     for number in range(20):
         publish(f"k{number}")
     drain()
     assert len(mail_server.received) == 20
     assert len(mail_server.connections) == 1
+    # Each starts a thread: of several per mail, half of what a drainer can send in a second would be left.
+    assert [key[0] for key in looked_up] == ["own name", "addresses"]
 
 
 def test_a_connection_that_the_server_closed_meanwhile_is_opened_again(
