@@ -15,7 +15,7 @@ from django.utils.safestring import SafeString
 
 from outbox import channels
 from outbox.dates import DatedChangeList
-from outbox.decisions import Action, decide
+from outbox.decisions import Action, decide, may_be
 from outbox.errors import DecisionRefused
 from outbox.inspecting import AnyTabularInline, Inspector, ReadOnly
 from outbox.models import Decision, Message
@@ -156,6 +156,8 @@ class MessageAdmin(Inspector):
             "title": f"{action.value.capitalize()}?",
             "opts": self.model._meta,
             "chosen": chosen,
+            "meant": [message for message in chosen if may_be(action, message)],
+            "left_alone": [message for message in chosen if not may_be(action, message)],
             "consequence": _CONSEQUENCES[action],
             "form": form,
             "action": request.POST["action"],

@@ -44,6 +44,11 @@ _TO = {
 }
 
 
+def may_be(action: Action, message: Message) -> bool:
+    """Say whether the message's state allows the decision, as far as it is known; `decide()` asks the database."""
+    return message.state in _FROM[action]
+
+
 def decide(action: Action, message_id: int, *, reason: str, by: str, using: str | None = None) -> Message:
     """Carry the decision out, and write down who took it and why, in one transaction.
 
@@ -97,7 +102,7 @@ def _refuse_if_too_early_or_late(action: Action, message: Message) -> None:
         raise DecisionRefused(message.id, action.value, why)
 
     now = message.now  # type: ignore[attr-defined]  # annotated by the query
-    if message.state not in _FROM[action]:
+    if not may_be(action, message):
         held = message.state in (State.CLAIMED, State.SENDING)
         refuse(f"it is {message.get_state_display()}" + (f", held by {message.drainer}" if held else ""))
     if action is Action.SEND_AGAIN and message.available_at > now:

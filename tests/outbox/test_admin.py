@@ -63,6 +63,10 @@ def test_decision_is_asked_for_confirmed_and_written_down(publish: Publish) -> N
 def test_decision_that_is_refused_does_not_undo_the_others(publish: Publish) -> None:
     client = browser("view_message", "decide_message")
     doubtful, pending = in_doubt(publish), publish("pending")
+    asked = act(client, "send_again", doubtful, pending).content.decode()
+    meant, left_alone = asked.split("as they are, since their state does not allow it")
+    assert ("message k (" in meant, "message pending (" in meant) == (True, False)
+    assert ("message k (" in left_alone, "message pending (" in left_alone) == (False, True)
     done = act(client, "send_again", doubtful, pending, confirmed="yes", reason="r")
     assert b"Send again: 1 of 2" in done.content
     assert b"it is pending" in done.content
