@@ -55,6 +55,9 @@ class ImportCommand(BaseCommand):
                 import_file(self.importer(options), stream, options["file"], report, dry_run=options["dry_run"])
         except UnreadableFile as error:
             raise CommandError(str(error)) from error
+        if report.ignored_columns:
+            ignored = ", ".join(map(repr, report.ignored_columns))
+            self.stderr.write(f"{name}: ignored, since it means nothing here: column {ignored}", self.style.WARNING)
         if options["json"]:
             self.stdout.write(json.dumps({"dry_run": options["dry_run"], **report.as_json()}))
         else:

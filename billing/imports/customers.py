@@ -26,6 +26,7 @@ class CustomerRow:
 
 class CustomerImporter:
     required_columns: Sequence[str] = ("code", "name", "email", "currency")
+    optional_columns: Sequence[str] = ("timezone", "country")
 
     def parse(self, row: dict[str, str]) -> CustomerRow:
         return CustomerRow(

@@ -5,6 +5,7 @@ import json
 from decimal import Decimal
 
 from billing.imports import fields
+from billing.imports.fields import Refused
 from billing.imports.usage import NegativeRows, UsageImporter, UsageRow
 
 # What a charge is, as opposed to how much it came to: a row has no id of its own in FOCUS. Tags and display names are
@@ -24,6 +25,8 @@ class FocusImporter(UsageImporter):
     conflict. Where a file has an id per row, `key_column` names it.
     """
 
+    optional_columns = None
+
     def __init__(
         self,
         *,
@@ -42,6 +45,8 @@ class FocusImporter(UsageImporter):
 
     def parse(self, row: dict[str, str]) -> UsageRow:
         row = {name: "" if value == "NULL" else value for name, value in row.items()}
+        if row.get("ChargeCategory") == "Tax":
+            raise Refused("it is a tax, which is added when the invoice is issued")
         unit = row.get("PricingUnit", "")
         quantity = row.get("PricingQuantity", "")
         return self.admitted(

@@ -21,6 +21,8 @@ class Importer(Protocol[Row]):
     """How the rows of one kind of file are parsed and stored."""
 
     required_columns: Sequence[str]
+    #: The others that it reads; None where the layout has many more that mean nothing here.
+    optional_columns: Sequence[str] | None
 
     def parse(self, row: dict[str, str]) -> Row:
         """Return what a row means, from its own text alone; raise `Refused`."""
@@ -36,7 +38,10 @@ def import_file(importer: Importer[Row], stream: TextIO, path: str, report: Repo
     transaction that is rolled back. Raises `UnreadableFile` when the header is wrong.
     """
     using = router.db_for_write(UsageEvent)
-    numbered = reading.rows(stream, path, importer.required_columns)
+    columns, numbered = reading.rows(stream, path, importer.required_columns)
+    if importer.optional_columns is not None:
+        known = {*importer.required_columns, *importer.optional_columns}
+        report.ignored_columns = [name for name in columns if name not in known]
     with transaction.atomic(using) if dry_run else nullcontext():
         while chunk := list(islice(numbered, BATCH_ROWS)):
             _take(importer, chunk, report, using)

@@ -26,11 +26,12 @@ class PriceRow:
 
 class PriceImporter:
     required_columns: Sequence[str] = ("metric", "currency", "unit_price", "valid_from")
+    optional_columns: Sequence[str] = ("tax_category",)
 
     def parse(self, row: dict[str, str]) -> PriceRow:
         unit_price = fields.decimal("unit_price", row["unit_price"], 24, 12)
         if unit_price < 0:
-            raise Refused(f"unit_price {unit_price} is negative")
+            raise Refused(f"unit_price {unit_price} is negative; a credit is usage with a negative quantity or amount")
         return PriceRow(
             metric=fields.text("metric", row["metric"], 300),
             currency=fields.currency("currency", row["currency"]),

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from _csv import Reader
 
 
+_OTHER_SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
+
+
 class UnreadableFile(Exception):
     """The file as a whole cannot be imported; nothing was taken from it."""
 
@@ -33,10 +36,12 @@ def opened(path: str) -> Iterator[TextIO]:
         yield stream
 
 
-def rows(stream: TextIO, path: str, required: Iterable[str]) -> Iterator[tuple[int, dict[str, str] | Refused]]:
-    """Yield (line, values by column), or the reason why a row cannot be read; blank lines are passed over.
+def rows(
+    stream: TextIO, path: str, required: Iterable[str]
+) -> tuple[list[str], Iterator[tuple[int, dict[str, str] | Refused]]]:
+    """Return the columns, and an iterator of (line, values by column) or of the reason why a row cannot be read.
 
-    The line is the one on which the row begins, as an editor counts: a quoted value may hold line breaks.
+    Blank lines are passed over. The line is the one on which the row begins, as an editor counts: a quoted value may hold line breaks.
 
     Raises `UnreadableFile` at once when the header is missing, or lacks or repeats a column.
     """
@@ -48,10 +53,21 @@ def rows(stream: TextIO, path: str, required: Iterable[str]) -> Iterator[tuple[i
     except csv.Error as error:
         raise UnreadableFile(path, f"its header is no CSV ({error})") from error
     if missing := [name for name in required if name not in header]:
-        raise UnreadableFile(path, f"its header has no column {', '.join(missing)}")
+        raise UnreadableFile(path, f"its header has no column {', '.join(missing)}{_likely_why(header)}")
     if len(set(header)) < len(header):
         raise UnreadableFile(path, "its header names a column twice")
-    return _rows(reader, header)
+    return header, _rows(reader, header)
+
+
+def _likely_why(header: list[str]) -> str:
+    """Return what a header that lacks columns looks like, if it looks like what other programs save."""
+    first = header[0] if header else ""
+    if any("\0" in name or not _is_text(name) for name in header):
+        return "; it is not in UTF-8: save it as CSV UTF-8"
+    for separator, name in _OTHER_SEPARATORS.items():
+        if separator in first:
+            return f"; its columns seem to be separated by {name}: save it with commas"
+    return ""
 
 
 def _rows(reader: "Reader", header: list[str]) -> Iterator[tuple[int, dict[str, str] | Refused]]:

@@ -36,6 +36,8 @@ class Report:
     on_problem: Callable[[Problem], None] = lambda problem: None
     counts: dict[Verdict, int] = field(default_factory=lambda: dict.fromkeys(Verdict, 0))
     problems: list[Problem] = field(default_factory=list)
+    #: That mean nothing here; one may be a misspelt optional one.
+    ignored_columns: list[str] = field(default_factory=list)
 
     def add(self, line: int, verdict: Verdict, reason: str = "") -> None:
         self.counts[verdict] += 1
@@ -61,7 +63,13 @@ class Report:
     def as_json(self) -> dict[str, Any]:
         shown = [{"line": p.line, "verdict": p.verdict.value, "reason": p.reason} for p in self.problems]
         counts = {verdict.value: count for verdict, count in self.counts.items()}
-        return {"rows": self.rows, **counts, "problems": shown, "problems_not_shown": self._not_shown}
+        return {
+            "rows": self.rows,
+            **counts,
+            "problems": shown,
+            "problems_not_shown": self._not_shown,
+            "ignored_columns": self.ignored_columns,
+        }
 
     @property
     def _not_shown(self) -> int:

@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from decimal import Decimal
 from enum import StrEnum
 
@@ -16,6 +16,7 @@ from billing.imports.batches import Record, insert_new
 from billing.imports.fields import Refused
 from billing.imports.report import Verdict
 from billing.models import Customer, Price, UsageEvent
+from billing.periods import YEARS_AHEAD
 
 
 class NegativeRows(StrEnum):
@@ -54,6 +55,7 @@ class UsageImporter:
     """CSV with one row per event; with an `amount` the row arrives priced and names its `currency`."""
 
     required_columns: Sequence[str] = ("key", "customer", "metric", "quantity", "occurred_at")
+    optional_columns: Sequence[str] | None = ("source", "subject", "amount", "currency", "tax_category")
 
     def __init__(self, *, source: str, negative_rows: NegativeRows = NegativeRows.NET) -> None:
         self.source = source
@@ -79,7 +81,9 @@ class UsageImporter:
         )
 
     def admitted(self, row: UsageRow) -> UsageRow:
-        """Return the row unless the policy for negative rows refuses it."""
+        """Return the row unless the policy for negative rows refuses it, or its time is a typing error."""
+        if row.occurred_at.year > datetime.now(UTC).year + YEARS_AHEAD:
+            raise Refused(f"its time {row.occurred_at.isoformat()} lies more than {YEARS_AHEAD} years ahead")
         if self.negative_rows is NegativeRows.REFUSE and min(row.quantity, row.amount or Decimal(0)) < 0:
             raise Refused("its quantity or amount is negative, and --negative-rows says refuse")
         return row

@@ -77,6 +77,7 @@ def test_changed_customer_conflicts_and_stays_as_it_was(run_import: Import) -> N
         ("A,Ann,nobody,EUR,,", "email 'nobody' is not an email address"),
         ("A,Ann,a@example.com,EURO,,", "currency: 'EURO' is not an ISO 4217 currency code"),
         ("A,Ann,a@example.com,EUR,Berlin,", "timezone 'Berlin' is not an IANA time zone"),
+        ("A,Ann,a@example.com,EUR,localtime,", "timezone 'localtime' is not an IANA time zone"),  # of each machine
         ("A,Ann,a@example.com,EUR,,Germany", "country 'Germany' is not a country code"),
         ("A,Ann,a@example.com", "has 3 values, the header has 6 columns"),
         ("A,An\0n,a@example.com,EUR,,", "contains bytes that are not UTF-8 text"),
@@ -142,6 +143,14 @@ def test_usage_is_taken_once_however_it_is_written(run_import: Import) -> None:
     assert counts(run_import("import_usage", first)) == (2, 0, 0, 0)
     again = USAGE_HEADER + "k1,A,hours,vm-1,1.5,2026-05-02T12:00:00+02:00\nk2,A,hours,vm-1,2,2026-05-02T10:00:00Z\n"
     assert counts(run_import("import_usage", again)) == (0, 2, 0, 0)
+
+
+def test_usage_of_years_ahead_that_no_run_would_ever_take_is_refused(run_import: Import) -> None:
+    make_customer("A")
+    make_price("hours")
+    report = run_import("import_usage", USAGE_HEADER + "k1,A,hours,,1,2206-05-02T10:00:00Z\n")
+    assert counts(report) == (0, 0, 0, 1)
+    assert "2206-05-02T10:00:00+00:00 lies more than 2 years ahead" in report["problems"][0]["reason"]
 
 
 def test_same_key_with_other_content_conflicts(run_import: Import) -> None:
@@ -254,6 +263,23 @@ def test_dry_run_reports_and_changes_nothing(run_import: Import) -> None:
 
 
 @pytest.mark.parametrize(
+    ("encoding", "text", "reason"),
+    [
+        ("utf-8", "key;customer;metric;quantity\nk1;A;hours;1,5\n", "separated by semicolons: save it with commas"),
+        ("utf-8", '"key"\t"customer"\n', "separated by tabs: save it with commas"),
+        ("utf-16", "key,customer,metric,quantity,occurred_at\n", "not in UTF-8: save it as CSV UTF-8"),
+    ],
+)
+def test_header_as_other_programs_save_it_is_told_apart_from_missing_columns(
+    tmp_path: Path, encoding: str, text: str, reason: str
+) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text(text, encoding=encoding)
+    with pytest.raises(CommandError, match=reason):
+        call_command("import_usage", str(path))
+
+
+@pytest.mark.parametrize(
     ("content", "reason"),
     [
         ("", "it is empty"),
@@ -266,6 +292,18 @@ def test_file_without_its_columns_is_no_import(tmp_path: Path, content: str, rea
     path.write_text(content)
     with pytest.raises(CommandError, match=reason):
         call_command("import_usage", str(path))
+
+
+def test_misspelt_optional_column_is_told_and_others_are_taken(tmp_path: Path, run_import: Import) -> None:
+    rows = "code,name,email,currency,time_zone,note\nA,Ann,a@example.com,EUR,Europe/Berlin,\n"
+    report = run_import("import_customers", rows)
+    assert (counts(report), report["exit"]) == ((1, 0, 0, 0), 0)
+    assert report["ignored_columns"] == ["time_zone", "note"]
+    err = io.StringIO()
+    call_command("import_customers", str(tmp_path / "rows.csv"), stdout=io.StringIO(), stderr=err)
+    assert "rows.csv: ignored, since it means nothing here: column 'time_zone', 'note'" in err.getvalue()
+    make_customer("acct-1", currency="USD")
+    assert run_import("import_usage", FOCUS_SMALL, "--format", "focus")["ignored_columns"] == []
 
 
 def test_missing_file_is_said(tmp_path: Path) -> None:
@@ -297,6 +335,21 @@ def test_negative_rows_are_refused_when_the_policy_says_so(run_import: Import) -
     report = run_import("import_usage", FOCUS_SMALL, "--format", "focus", "--negative-rows", "refuse")
     assert [p["line"] for p in report["problems"] if "--negative-rows" in p["reason"]] == [5, 7]
     assert not UsageEvent.objects.filter(amount__lt=0).exists()
+
+
+def test_tax_of_a_provider_is_no_usage_that_is_taxed_once_more(run_import: Import) -> None:
+    make_customer("99", currency="USD")
+    row = "{},USD,2024-09-01,Queue,99,{}\n"
+    report = run_import(
+        "import_usage",
+        "BilledCost,BillingCurrency,ChargePeriodStart,ServiceName,SubAccountId,ChargeCategory\n"
+        + row.format("1.90", "Tax")
+        + row.format("10.00", "Usage"),
+        *("--format", "focus"),
+    )
+    assert counts(report) == (1, 0, 0, 1)
+    assert "it is a tax" in report["problems"][0]["reason"]
+    assert UsageEvent.objects.get().amount == 10
 
 
 def test_focus_customer_and_key_columns_can_be_named(run_import: Import) -> None:

@@ -17,7 +17,7 @@ columns of --format csv:
   key           names the event within its source, for ever
   customer      code
   metric        what is counted; its price must be known (import_prices)
-  quantity      up to 15 decimals
+  quantity      up to 15 decimals; a negative one is a credit, set off against the rest of its line (--negative-rows)
   occurred_at   with offset from UTC: 2026-05-31T23:59:59+02:00
   source        who measured (optional: --source)
   subject       what was metered; an invoice has one line per metric and subject (optional)
