@@ -37,6 +37,16 @@ def table(naive: Counts, ours: Counts) -> list[str]:
     return lines
 
 
+def explained(ours: Counts) -> list[str]:
+    """Return, in sentences, what in the protected side's column may surprise."""
+    if ours.stale_refused:
+        return []
+    return [
+        "No stale holder was refused because none came back: nobody woke up to find that another worker had taken its "
+        "customer over. With more customers some do."
+    ]
+
+
 def broken(ours: Counts) -> list[str]:
     """Return, in sentences, which promises the protected side broke."""
     found = {

@@ -191,6 +191,9 @@ def test_customer_leads_to_its_lease_and_the_overview_to_the_incidents_of_late(a
     overview = admin_client.get("/admin/").content.decode()
     (found,) = re.findall(r'href="(/admin/leases/incident/\?[^"]+)"><strong>Incidents of the last 7 days: 1<', overview)
     assert "1 incident" in admin_client.get(found.replace("&amp;", "&")).content.decode()
+    incident = f"/admin/leases/incident/{Incident.objects.order_by('pk')[0].pk}/change/"
+    about = f'<a href="/admin/billing/customer/{customer.pk}/change/">Customer</a>'
+    assert about in admin_client.get(incident).content.decode()
 
 
 def test_list_is_for_those_who_may_view_it(invoices: None) -> None:

@@ -68,6 +68,11 @@ def test_interrupted_replay_leaves_nothing_behind(processes: Processes, tmp_path
         assert cursor.fetchone() == (0,)
 
 
+def test_table_without_a_refused_holder_says_why() -> None:
+    assert report.explained(GOOD) == []
+    assert "none came back" in report.explained(replace(GOOD, stale_refused=0))[0]
+
+
 def test_each_broken_promise_is_named() -> None:
     assert report.broken(GOOD) == []
     assert report.broken(replace(GOOD, invoices=11)) == ["1 second invoice"]

@@ -129,6 +129,8 @@ class Command(BaseCommand):
             self.stdout.write(json.dumps(report.as_json(naive.counts, ours.counts, plot=str(picture), **parameters)))
         else:
             self.stdout.write("\n" + "\n".join(report.table(naive.counts, ours.counts)))
+            for sentence in report.explained(ours.counts):
+                self.stdout.write(f"\n{sentence}")
             self.stdout.write(f"\nthe leases over time: {picture}\nlogs: {picture.parent}")
         for sentence in report.broken(ours.counts):
             self.stderr.write(self.style.ERROR(f"NOT AS PROMISED: {sentence}"))
