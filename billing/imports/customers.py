@@ -26,7 +26,7 @@ class CustomerRow:
 
 class CustomerImporter:
     required_columns: Sequence[str] = ("code", "name", "email", "currency")
-    optional_columns: Sequence[str] = ("timezone", "country")
+    optional_columns: Sequence[str] | None = ("timezone", "country")
 
     def parse(self, row: dict[str, str]) -> CustomerRow:
         return CustomerRow(

@@ -26,7 +26,7 @@ class PriceRow:
 
 class PriceImporter:
     required_columns: Sequence[str] = ("metric", "currency", "unit_price", "valid_from")
-    optional_columns: Sequence[str] = ("tax_category",)
+    optional_columns: Sequence[str] | None = ("tax_category",)
 
     def parse(self, row: dict[str, str]) -> PriceRow:
         unit_price = fields.decimal("unit_price", row["unit_price"], 24, 12)

@@ -41,7 +41,8 @@ def rows(
 ) -> tuple[list[str], Iterator[tuple[int, dict[str, str] | Refused]]]:
     """Return the columns, and an iterator of (line, values by column) or of the reason why a row cannot be read.
 
-    Blank lines are passed over. The line is the one on which the row begins, as an editor counts: a quoted value may hold line breaks.
+    Blank lines are passed over. The line is the one on which the row begins, as an editor counts: a quoted value may
+    hold line breaks.
 
     Raises `UnreadableFile` at once when the header is missing, or lacks or repeats a column.
     """
