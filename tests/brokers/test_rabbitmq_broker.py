@@ -4,13 +4,16 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+import dramatiq
 import pika.exceptions
 import pytest
 from dramatiq.brokers.rabbitmq import RabbitmqBroker
 from dramatiq.common import dq_name, xq_name
 
+from leases.jobs.brokers import rabbitmq_broker
 from project.broker import make_broker
 from tests.servers.needs import RABBITMQ_URL
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.rabbitmq
 QUEUE = f"kept{os.getpid()}"
@@ -33,6 +36,38 @@ def test_queues_are_quorum_queues(broker: Any, kind: str) -> None:  # outbox D17
     with pytest.raises(pika.exceptions.ChannelClosedByBroker, match=r"x-queue-type.*'quorum'"):
         getattr(classic, kind)(QUEUE)
     classic.close()
+
+
+@pytest.mark.parametrize("kind", ["_declare_queue", "_declare_dq_queue"])
+def test_message_that_is_delivered_again_and_again_is_not_taken_away(
+    broker: Any, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RabbitMQ 4 has a limit of 20 where none was declared."""
+    monkeypatch.setattr(rabbitmq_broker, "_DELIVERIES", 20)
+    with pytest.raises(pika.exceptions.ChannelClosedByBroker, match=r"x-delivery-limit.*received '20' but current is"):
+        getattr(broker, kind)(QUEUE)
+    del broker.connection
+
+
+@pytest.mark.parametrize("answer", ["ack", "nack", "stop_fetching"])
+def test_message_of_a_broken_connection_is_not_taken_for_one_of_the_next(broker: Any, answer: str) -> None:
+    # outbox D17
+    """Tags begin anew with each connection: the answer for the first would be one for another that is running."""
+    for number in (1, 2):
+        broker.enqueue(dramatiq.Message(QUEUE, "job", (number,), {}, {}))
+    broken = broker.consume(QUEUE, prefetch=1, timeout=200)
+    first = next(broken)
+    broken.close()
+    consumer = broker.consume(QUEUE, prefetch=1, timeout=200)
+    running = next(consumer)
+    assert running._tag == first._tag
+    getattr(consumer, answer)([first] if answer == "stop_fetching" else first)
+    next(consumer)  # what is to be told is told while it looks for messages
+    other = broker.consume(QUEUE, prefetch=2, timeout=200)
+    assert running.args not in [message.args for message in (next(other), next(other)) if message is not None]
+    consumer.close()  # before the running one was acknowledged, as when its process dies
+    assert wait_until(lambda: next(other)).args == running.args
+    other.close()
 
 
 def test_publish_that_reaches_no_queue_is_an_error(broker: Any) -> None:  # outbox D17

@@ -5,13 +5,14 @@ confirmed may have gone nowhere. RabbitMQ closes the channel of a consumer that 
 `consumer_timeout`, and gives the message to another worker: it must be above LEASES_MAX_HOLD and TIME_LIMIT_MARGIN.
 """
 
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Sequence
 from typing import Any
 
 import dramatiq
 import pika.exceptions
-from dramatiq.brokers.rabbitmq import DEAD_MESSAGE_TTL, RabbitmqBroker, _RabbitmqConsumer
-from dramatiq.common import xq_name
+from dramatiq.brokers.rabbitmq import DEAD_MESSAGE_TTL, RabbitmqBroker, _RabbitmqConsumer, _RabbitmqMessage
+from dramatiq.common import q_name, xq_name
 from dramatiq.errors import ConnectionClosed, DecodeError
 from dramatiq.message import Message
 from dramatiq.middleware import Middleware
@@ -19,10 +20,16 @@ from dramatiq.middleware import Middleware
 from leases.jobs.brokers.middleware import Unreadable
 from leases.jobs.worker_shutdown import is_left
 
+logger = logging.getLogger("leases")
+
 #: A connection on which nothing comes for twice this long is dead.
 _HEARTBEAT_S = 30
 #: How long a publish may wait while RabbitMQ is short of memory or disk.
 _BLOCKED_S = 30
+#: How often a message may be delivered again. RabbitMQ 4 takes it away after 20 times, unseen, and a delayed message is
+#: delivered again with every worker that ends meanwhile.
+_DELIVERIES = 2**31 - 1
+_NO_SUCH_QUEUE = 404
 
 
 class Consumer(_RabbitmqConsumer):
@@ -30,6 +37,9 @@ class Consumer(_RabbitmqConsumer):
 
     Dramatiq keeps them until its jobs have ended. Acknowledgements of those still go through here. What cannot be
     decoded is rejected like any other message, so that a dead letter tells of it.
+
+    A message's tag counts the deliveries of one channel. After a broken connection the same number is another message,
+    so what an earlier consumer took is not answered for here: RabbitMQ has it delivered again.
     """
 
     def __init__(self, broker: "QuorumRabbitmqBroker", queue_name: str, prefetch: int, timeout: int) -> None:
@@ -37,52 +47,56 @@ class Consumer(_RabbitmqConsumer):
         self._timeout_s = timeout / 1000
         self._unstarted: list[int] | None = None
         self._cancelled = False
-        self._unreadable: Unreadable | None = None
-        self.iterator = self._readable(self.iterator)
 
     def stop_fetching(self, unstarted: list[dramatiq.MessageProxy]) -> None:
         """Take nothing more, and give back what no job was begun for; done by the thread that owns the connection."""
-        self._unstarted = [message._tag for message in unstarted]
+        self._unstarted = [message._tag for message in unstarted if self._is_mine(message)]
 
     def ack(self, message: Any) -> None:
-        if not is_left(message):
+        if not is_left(message) and self._is_mine(message):
             super().ack(message)
 
     def nack(self, message: Any) -> None:
-        if not is_left(message):
+        if not is_left(message) and self._is_mine(message):
             super().nack(message)
 
     def __next__(self) -> Any:
-        if self._unstarted is None:
-            message = super().__next__()
-            if message is None and self._unreadable is not None:
-                message, self._unreadable = self._unreadable, None
-                self.known_tags.add(message._tag)
-            return message
         try:
-            if not self._cancelled:
-                self._cancelled = True
-                self.channel.cancel()
-                for tag in self._unstarted:
-                    self.known_tags.discard(tag)
-                    self.channel.basic_nack(tag, requeue=True)
-            self.connection.process_data_events(time_limit=self._timeout_s)
-        except (pika.exceptions.AMQPConnectionError, pika.exceptions.AMQPChannelError) as error:
+            return self._take() if self._unstarted is None else self._wait()
+        except (AssertionError, pika.exceptions.AMQPConnectionError, pika.exceptions.AMQPChannelError) as error:
+            if getattr(error, "reply_code", None) == _NO_SUCH_QUEUE:
+                self.broker.queues_pending.add(q_name(self.queue_name))
             raise ConnectionClosed(error) from None
-        return None
 
-    def _readable(self, deliveries: Iterator[tuple[Any, Any, Any]]) -> Iterator[tuple[Any, Any, Any]]:
-        for method, properties, body in deliveries:
-            try:
-                if method is not None:
-                    Message.decode(body)
-            except DecodeError as error:
-                tag = method.delivery_tag
-                self._unreadable = Unreadable(self.queue_name, f"{tag}", body, error.error)
-                self._unreadable._tag = tag
-                yield None, None, None
-            else:
-                yield method, properties, body
+    def _take(self) -> Any:
+        method, _, body = next(self.iterator)
+        if method is None:
+            return None
+        tag = method.delivery_tag
+        message: Any
+        try:
+            message = _RabbitmqMessage(method.redelivered, tag, Message.decode(body))
+        except DecodeError as error:
+            message = Unreadable(self.queue_name, f"{tag}", body, error.error)
+            message._tag = tag
+        message._taken_by = self
+        self.known_tags.add(tag)
+        return message
+
+    def _wait(self) -> None:
+        if not self._cancelled:
+            self._cancelled = True
+            self.channel.cancel()
+            for tag in self._unstarted or ():
+                self.known_tags.discard(tag)
+                self.channel.basic_nack(tag, requeue=True)
+        self.connection.process_data_events(time_limit=self._timeout_s)
+
+    def _is_mine(self, message: Any) -> bool:
+        if message._taken_by is self:
+            return True
+        logger.warning("%s was taken over a connection that broke, and is delivered again.", message.message_id)
+        return False
 
 
 class QuorumRabbitmqBroker(RabbitmqBroker):
@@ -109,7 +123,8 @@ class QuorumRabbitmqBroker(RabbitmqBroker):
         return Consumer
 
     def _build_queue_arguments(self, queue_name: str) -> dict[str, Any]:
-        return {**super()._build_queue_arguments(queue_name), "x-queue-type": "quorum"}
+        arguments = super()._build_queue_arguments(queue_name)
+        return {**arguments, "x-queue-type": "quorum", "x-delivery-limit": _DELIVERIES}
 
     def _declare_xq_queue(self, queue_name: str) -> Any:
         return self.channel.queue_declare(
