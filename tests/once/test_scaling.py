@@ -98,8 +98,9 @@ def test_sigterm_to_an_idle_worker_ends_it_within_seconds(jobs: Jobs) -> None:
     assert not psutil.pid_exists(worker.pid)
 
 
+@pytest.mark.parametrize("frozen", [False, True])
 def test_sigterm_while_redis_is_away_ends_a_worker_within_seconds_and_loses_nothing(
-    processes: Processes, redis_server: PrivateRedis, gate: Path, file: Path
+    frozen: bool, processes: Processes, redis_server: PrivateRedis, gate: Path, file: Path
 ) -> None:
     """Its client rides out restarts of Redis; a worker that leaves need not: what it holds stands in Redis' records."""
     url = redis_server.url
@@ -115,12 +116,12 @@ def test_sigterm_while_redis_is_away_ends_a_worker_within_seconds_and_loses_noth
     with redis_server.client() as client:
         wait_until(lambda: not client.llen(f"dramatiq:{actors.QUEUE}"), 30)
         wait_until(lambda: not client.llen(f"dramatiq:{actors.QUEUE}.DQ"), 30)
-    redis_server.kill()
+    redis_server.pause() if frozen else redis_server.kill()
     gate.unlink()  # of the two that run, one ends and cannot be acknowledged, one fails and cannot be retried
     wait_until(lambda: Effect.objects.count() == 1 and file.read_text() == "attempt\n", 30)
     leaving.terminate()
     assert leaving.wait(15) == 0
-    redis_server.restart()
+    redis_server.resume() if frozen else redis_server.restart()
     processes.start(*command, env=env)
     wait_until(lambda: Effect.objects.count() == 7, 60)
     with redis_server.client() as client:

@@ -19,6 +19,7 @@ Seen in 2.2.1, and what is done about it here:
 """
 
 import logging
+import math
 import random
 import threading
 import time
@@ -30,13 +31,13 @@ from typing import Any
 import dramatiq
 import redis
 from dramatiq.brokers.redis import RedisBroker, _RedisConsumer
-from dramatiq.common import current_millis
 from dramatiq.errors import ConnectionClosed, DecodeError
 from dramatiq.message import Message
 from dramatiq.middleware import Middleware
-from redis.backoff import ExponentialWithJitterBackoff
+from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
 from redis.retry import Retry
 
+from leases.clock import boottime
 from leases.jobs.brokers.middleware import Unreadable
 from leases.jobs.worker_shutdown import is_left
 
@@ -50,9 +51,10 @@ HEARTBEAT_TIMEOUT = timedelta(seconds=15)
 MAINTENANCE_CHANCE = 100_000
 #: How often a command is tried again, which takes about half a minute; doing one twice is harmless.
 _RETRIES = 12
-#: How often at the most once the worker was told to stop: a connection may have been closed while it idled.
-_LAST_RETRIES = 1
-#: How often the difference between this machine's clock and Redis' is measured anew.
+_TIMEOUT_S = 5.0
+#: How long a worker that was told to stop waits for each answer.
+_LAST_TIMEOUT_S = 1.0
+#: How often the time of Redis is read anew.
 _CLOCK_EVERY_S = 30.0
 #: How often a process looks for messages that it holds and does not know of; seen twice, they are put back.
 _LOST_EVERY_S = 20.0
@@ -168,15 +170,17 @@ class ServerTimeRedisBroker(RedisBroker):
             middleware = default_middleware()
         if not any(isinstance(one, Presence) for one in middleware):
             middleware = [Presence(heartbeat_timeout / 3000), *middleware]  # first, so that all others find it leaving
+        url = url or "redis://127.0.0.1:6379/0"
         super().__init__(
-            client=client or _patient_client(url or "redis://127.0.0.1:6379/0", self.leaving),
+            client=client or _patient_client(url, self.leaving),
             middleware=list(middleware),
             heartbeat_timeout=heartbeat_timeout,
             maintenance_chance=maintenance_chance,
             **options,
         )
-        self._clock_ahead_ms = 0
-        self._clock_read_at: float | None = None
+        self._staying, self._leaving = self.client, client or _hasty_client(url)
+        self._server_ms = 0
+        self._clock_read_at = -math.inf
         #: Queue -> Redis' ids of the messages that this process fetched and works on, or will.
         self.known: dict[str, set[str]] = {}
         self._strangers: dict[str, set[str]] = {}
@@ -184,6 +188,16 @@ class ServerTimeRedisBroker(RedisBroker):
     @property
     def consumer_class(self) -> type[Consumer]:
         return Consumer
+
+    def stay(self) -> None:
+        """Be patient with a Redis that does not answer."""
+        self.client = self._staying
+        self.leaving.clear()
+
+    def leave(self) -> None:
+        """From now on, give up on whatever Redis does not answer at once."""
+        self.client = self._leaving
+        self.leaving.set()
 
     def heartbeat(self) -> None:
         """Say that this process lives."""
@@ -212,13 +226,16 @@ class ServerTimeRedisBroker(RedisBroker):
                 self.do_requeue(queue_name, *held)
 
     def server_millis(self) -> int:
-        """Return the time of the Redis server: this machine's clock and the difference that was measured last."""
-        now = time.monotonic()
-        if self._clock_read_at is None or now - self._clock_read_at > _CLOCK_EVERY_S:
+        """Return the time of the Redis server as it was read last, and what has passed since on a clock of ours.
+
+        That one is never set: the time of day of this machine is in nothing that others judge.
+        """
+        now = boottime()
+        if now - self._clock_read_at > _CLOCK_EVERY_S:
             seconds, microseconds = self.client.time()
-            self._clock_ahead_ms = seconds * 1000 + microseconds // 1000 - current_millis()
+            self._server_ms = seconds * 1000 + microseconds // 1000
             self._clock_read_at = now
-        return int(current_millis() + self._clock_ahead_ms)
+        return self._server_ms + int((now - self._clock_read_at) * 1000)
 
     def _dispatch(self, command: str) -> Callable[..., Any]:
         dispatch = self.scripts["dispatch"]
@@ -237,6 +254,7 @@ class ServerTimeRedisBroker(RedisBroker):
                     self._max_unpack_size(),
                     *args,
                 ],
+                client=self.client,
             )
 
         return do_dispatch
@@ -255,14 +273,14 @@ class Presence(Middleware):
 
     def before_worker_boot(self, broker: Any, worker: dramatiq.Worker) -> None:
         self._stop.clear()
-        broker.leaving.clear()  # before its consumers look
+        broker.stay()  # before its consumers look
 
     def after_worker_boot(self, broker: Any, worker: dramatiq.Worker) -> None:
         self._thread = threading.Thread(target=self._run, args=(broker,), name="broker-presence", daemon=True)
         self._thread.start()
 
     def before_worker_shutdown(self, broker: Any, worker: dramatiq.Worker) -> None:
-        broker.leaving.set()
+        broker.leave()
 
     def after_worker_shutdown(self, broker: Any, worker: dramatiq.Worker) -> None:
         self._stop.set()
@@ -294,7 +312,7 @@ class _Patience(ExponentialWithJitterBackoff):
         return self  # each connection has a copy of its own, and all must hear of the end
 
     def compute(self, failures: int) -> float:
-        if self._leaving.wait(super().compute(failures)) and failures > _LAST_RETRIES:
+        if self._leaving.wait(super().compute(failures)):
             raise redis.ConnectionError("Redis is away, and this worker is leaving")
         return 0.0
 
@@ -302,11 +320,22 @@ class _Patience(ExponentialWithJitterBackoff):
 def _patient_client(url: str, leaving: threading.Event) -> redis.Redis:
     pool = redis.ConnectionPool.from_url(
         url,
-        socket_timeout=5,
-        socket_connect_timeout=5,
+        socket_timeout=_TIMEOUT_S,
+        socket_connect_timeout=_TIMEOUT_S,
         health_check_interval=30,
         retry=Retry(_Patience(leaving), _RETRIES),
         retry_on_error=[redis.ConnectionError, redis.TimeoutError],
+    )
+    return redis.Redis(connection_pool=pool)
+
+
+def _hasty_client(url: str) -> redis.Redis:
+    """Return a client that connects once more where its connection was closed, and waits for nothing else."""
+    pool = redis.ConnectionPool.from_url(
+        url,
+        socket_timeout=_LAST_TIMEOUT_S,
+        socket_connect_timeout=_LAST_TIMEOUT_S,
+        retry=Retry(NoBackoff(), 1, (redis.ConnectionError,)),
     )
     return redis.Redis(connection_pool=pool)
 
