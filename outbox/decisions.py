@@ -3,14 +3,18 @@
 import enum
 import logging
 
-from django.db import router, transaction
+from django.db import connections, router, transaction
 from django.db.models.functions import Now
 
 from outbox import signals
 from outbox.errors import DecisionRefused
 from outbox.models import Decision, Message, State
+from outbox.statements import statement
 
 logger = logging.getLogger("outbox.decisions")
+
+# From the lock to the commit there are three statements.
+MOST_IDLE_MS = 5000
 
 
 class Action(enum.Enum):
@@ -52,6 +56,9 @@ def may_be(action: Action, message: Message) -> bool:
 def decide(action: Action, message_id: int, *, reason: str, by: str, using: str | None = None) -> Message:
     """Carry the decision out, and write down who took it and why, in one transaction.
 
+    A transaction of the caller's around it may stand still for no more than 5 s from then on: the server ends it, since
+    a drainer that has something to mark would wait.
+
     Raises DecisionRefused, and changes nothing, when the message's state does not allow it: a drainer holds it, it may
     still be on its way, its deadline passed, its payload was pruned; when a receiver of `outbox.signals.resending`
     does not want it sent; or when the reason is empty.
@@ -61,6 +68,8 @@ def decide(action: Action, message_id: int, *, reason: str, by: str, using: str 
     using = using or router.db_for_write(Message)
     with transaction.atomic(using=using):
         _ask_its_owner(action, message_id, using)
+        with connections[using].cursor() as cursor:
+            cursor.execute(statement("lock_briefly"), {"idle_ms": MOST_IDLE_MS})
         message = Message.objects.using(using).select_for_update().annotate(now=Now()).filter(id=message_id).first()
         if message is None:
             raise DecisionRefused(message_id, action.value, "there is no such message")

@@ -21,6 +21,7 @@ import re
 import smtplib
 import socket
 import ssl
+import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -39,6 +40,9 @@ DEFAULT_TIMEOUT_SECONDS = 60.0
 _NOT_LET_IN = {530, 534, 535, 538, 454}
 _GOING_AWAY = 421  # RFC 5321 3.8: the server ends the connection, whatever the command was
 _OUT_OF_SEQUENCE = 503
+
+# For SO_LINGER: whether the kernel goes on delivering what was written to a connection that is closed.
+_FORGET_THE_REST, _DELIVER_THE_REST = struct.pack("ii", 1, 0), struct.pack("ii", 0, 0)
 
 _LINE_END = re.compile(rb"\r\n|\r|\n")
 _LEADING_DOT = re.compile(rb"^\.", re.MULTILINE)
@@ -74,6 +78,7 @@ class SmtpConversation:
         smtp: Any = self._backend.connection
         if smtp is not None:
             with contextlib.suppress(Exception):
+                smtp.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _DELIVER_THE_REST)
                 smtp.sock.settimeout(min(self._timeout, 2.0))
                 smtp.quit()
         self._abandon()
@@ -194,6 +199,9 @@ class SmtpConversation:
         # The text and its final dot are two writes: with Nagle's algorithm the dot would wait for the text's delayed
         # acknowledgement, 40 ms per mail.
         smtp.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # What the server has not taken when we give up, or are killed, it shall not get from our kernel minutes later,
+        # when a person may have sent the message again.
+        smtp.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _FORGET_THE_REST)
         smtp.ehlo_or_helo_if_needed()
         deadline.check()
         return smtp

@@ -25,6 +25,7 @@ MODES = {
     "code_at_mail",  # `server.code` at MAIL; it is also the answer to AUTH
     "code_at_rcpt",
     "slow_at_data",  # 354 comes after `server.delay`
+    "stall_in_text",  # after 354, reads on only when `server.goes_on` is set
     "drop_at_data",  # after 354, before reading
     "drop_before_dot",  # after reading some of the text
     "drop_after_dot",
@@ -168,6 +169,8 @@ class _Conversation(socketserver.StreamRequestHandler):
         if mode == "slow_at_data":
             time.sleep(self.server.delay)
         self._say(b"354 go on\r\n250 early" if mode == "early_accept" else b"354 go on")
+        if mode == "stall_in_text":
+            self.server.goes_on.wait(20)
         if mode == "drop_at_data":
             self._hang_up()
         if mode == "early_refuse":
@@ -214,6 +217,7 @@ class MailServer(socketserver.ThreadingTCPServer):
         if tls:
             self.socket = tls.wrap_socket(self.socket, server_side=True)
         self.delay = 0.2
+        self.goes_on = threading.Event()
         self.code = 535
         self.extensions: list[bytes] = []
         self.received: list[Envelope] = []

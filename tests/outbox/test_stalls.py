@@ -1,0 +1,73 @@
+"""Who stands still in the middle: a server that reads no further, a person's decision that does not commit."""
+
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db import DatabaseError, connection, transaction
+from django.utils import timezone
+
+from outbox import decisions
+from outbox.channels.base import Answer, Outcome
+from outbox.claims import Statements
+from outbox.decisions import Action, decide
+from outbox.drain import Report
+from outbox.models import Decision, Message, State
+from tests.waiting import wait_until
+
+from .smtp_server import MailServer
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+Publish = Callable[..., Message]
+Drain = Callable[..., Report]
+
+
+def test_server_that_reads_on_after_the_message_was_parked_does_not_get_its_final_dot(
+    mail_server: MailServer, publish: Publish, drain: Drain
+) -> None:
+    """The kernel takes text and dot while the server reads nothing, and would deliver them long after a person, who
+    was told that nobody is sending any more, sent the message again."""
+    mail_server.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    mail_server.mode = "stall_in_text"
+    publish(text="x" * 50_000)
+    drain()
+    assert Message.objects.get().state == State.IN_DOUBT
+    mail_server.goes_on.set()
+    wait_until(lambda: not any("process_request" in thread.name for thread in threading.enumerate()))
+    assert mail_server.received == []
+
+
+def test_decision_that_does_not_commit_holds_up_no_drainer(publish: Publish, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that freezes while it decides keeps the message locked, and a drainer that has the proof waits."""
+    monkeypatch.setattr(decisions, "MOST_IDLE_MS", 500)
+    message: Any = publish()
+    Message.objects.update(state=State.IN_DOUBT, claim=7, first_attempt_at=timezone.now())
+    decided, marked = threading.Event(), threading.Event()
+    failed: list[Exception] = []
+
+    def decide_and_freeze() -> None:
+        try:
+            with transaction.atomic():
+                decide(Action.CANCEL, message.id, reason="r", by="eve")
+                decided.set()
+                marked.wait(20)
+        except DatabaseError as error:
+            failed.append(error)
+        finally:
+            connection.close()
+
+    freezing = threading.Thread(target=decide_and_freeze)
+    freezing.start()
+    try:
+        assert decided.wait(10)
+        Statements("default").mark_and_intend(7, {message.id: Answer(Outcome.ACCEPTED)}, 7, [])
+        assert freezing.is_alive()  # it was not the mark that waited for the decision
+    finally:
+        marked.set()
+        freezing.join()
+    assert failed
+    assert Message.objects.get().state == State.SENT
+    assert not Decision.objects.exists()
