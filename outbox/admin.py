@@ -143,7 +143,7 @@ class MessageAdmin(Inspector):
         for message in chosen:
             try:
                 by = request.user.get_username()
-                decide(action, message.id, reason=form.cleaned_data["reason"], by=by, using=queryset.db)
+                decide(action, message.id, reason=form.cleaned_data["reason"], by=by)
                 done += 1
             except DecisionRefused as error:
                 self.message_user(request, str(error), messages.ERROR)

@@ -2,7 +2,7 @@
 
 import random
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 FAILURES_TO_OPEN = 5
 FIRST_PAUSE = 2.0
@@ -12,7 +12,7 @@ LONGEST_PAUSE = 120.0
 @dataclass(slots=True)
 class _Circuit:
     failures: int = 0
-    pause: float = 0.0
+    pause: float = field(default_factory=lambda: FIRST_PAUSE)
     next_try: float = 0.0
 
 
@@ -35,7 +35,6 @@ class Breaker:
         circuit = self._circuits.setdefault(host, _Circuit())
         circuit.failures += 1
         if circuit.failures >= FAILURES_TO_OPEN:
-            circuit.pause = min(LONGEST_PAUSE, circuit.pause * 2 or FIRST_PAUSE)
             self._wait(circuit)
         return self.is_open(host) and not was_open
 
@@ -55,7 +54,10 @@ class Breaker:
             return True
         if self.pause(host) > 0:
             return False
-        self._wait(self._circuits[host])
+        # Here, and not for each failure: several messages may have been on their way when the first one failed.
+        circuit = self._circuits[host]
+        circuit.pause = min(LONGEST_PAUSE, circuit.pause * 2)
+        self._wait(circuit)
         return True
 
     def open_hosts(self) -> list[str]:

@@ -18,7 +18,7 @@ from django.db import InterfaceError, InternalError, OperationalError, connectio
 from outbox import channels, forgetting, metrics
 from outbox.channels.base import boottime
 from outbox.claims import Statements
-from outbox.errors import DatabaseForgot
+from outbox.errors import DatabaseForgot, InsideTransaction
 from outbox.inspection import status
 from outbox.lane import Lane, Pace
 from outbox.senders import Answered
@@ -126,7 +126,12 @@ class Drainer:
         """Drain. Returns what was done; a lost database ends it only when stopping, or when not watching.
 
         Any other exception stops it like `stop()`, and is raised when what is in hand is finished and marked.
+        InsideTransaction is raised before anything is done.
         """
+        connection = connections[self._using]
+        has_begun = connection.connection is not None and not connection.autocommit
+        if has_begun or not connection.settings_dict["AUTOCOMMIT"]:
+            raise InsideTransaction(self._using)
         failure: Exception | None = None
         if self._listener:
             self._listener.start()

@@ -16,6 +16,17 @@ class NotInTransaction(OutboxError):
         )
 
 
+class InsideTransaction(OutboxError):
+    """A drainer commits each of its steps, so it runs outside any transaction."""
+
+    def __init__(self, using: str) -> None:
+        self.using = using
+        super().__init__(
+            f"a drainer was run inside a transaction on database {using!r}, or where AUTOCOMMIT is off: rolled back, "
+            f"what it sent would be sent again; run it outside atomic(), in tests in a TransactionTestCase"
+        )
+
+
 class DedupeConflict(OutboxError):
     """The dedupe_key already names a message with another channel or content; choose another key."""
 

@@ -210,7 +210,14 @@ class Lane:
         return batch
 
     def _host(self, payload: Any) -> str:
-        return WHOLE_CHANNEL if payload is UNREADABLE else self._channel.host(payload)
+        if payload is UNREADABLE:
+            return WHOLE_CHANNEL
+        try:
+            host = self._channel.host(payload)
+        except Exception:  # one message must not stop its neighbours; sending it says more
+            logger.exception("channel %s cannot say whom an outage would be of", self.name)
+            return WHOLE_CHANNEL
+        return host if isinstance(host, str) else WHOLE_CHANNEL
 
     def _watch(self, host: str, answer: Answer) -> None:
         if self._breaker.record(host, unreachable=answer.unreachable):

@@ -29,8 +29,9 @@ def bounded(key: tuple[Any, ...], look_up: Callable[[], T], seconds: float) -> T
     with _lock:
         future = _running.get(key)
         if future is None:
-            future = _running[key] = Future()
+            future = Future()
             threading.Thread(target=_run, args=[key, look_up, future], name="look-up", daemon=True).start()
+            _running[key] = future  # only once there is a thread, which may be one too many; it waits for the lock
     try:
         found: T = future.result(max(0.0, seconds))
     except TimeoutError:

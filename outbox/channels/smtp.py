@@ -87,8 +87,9 @@ class SmtpConversation:
         """One conversation; None when the connection turned out to be gone at its first word."""
         deadline.check()
         is_reused = self._backend.connection is not None
-        with Cutter(deadline.remaining()) as self._cutter:
+        with contextlib.ExitStack() as until_then:
             try:
+                self._cutter = until_then.enter_context(Cutter(deadline.remaining()))
                 smtp = self._open(deadline)
             except Exception as error:  # whatever it is (a password that is not ASCII): no word of the message was said
                 self._abandon()

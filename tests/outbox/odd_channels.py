@@ -43,6 +43,14 @@ class LoginFails(OddChannel):
         super().__init__(name)
 
 
+class HostFails(OddChannel):
+    """Says whom an outage would be of only where the content says so."""
+
+    def host(self, payload: Any) -> str:
+        host: str = payload["host"]
+        return host
+
+
 class Hangs(OddChannel):
     """Never comes back from its first send, until `goes_on` is set."""
 

@@ -1,13 +1,13 @@
 """The admin of messages: what it shows, at what cost, and who may decide what."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import Permission, User
-from django.db import connection
+from django.db import connection, connections
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
@@ -58,6 +58,36 @@ def test_decision_is_asked_for_confirmed_and_written_down(publish: Publish) -> N
     assert (decision.by, decision.reason) == ("clerk", "in the log")
     shown = client.get(reverse("admin:outbox_message_change", args=[message.id]))
     assert b"in the log" in shown.content
+
+
+class ReadsFromReplica:
+    """A router as Django's documentation has it: reads go to a server that only reads."""
+
+    def db_for_read(self, model: Any, **hints: Any) -> str | None:
+        return "replica" if model is Message else None
+
+    def db_for_write(self, model: Any, **hints: Any) -> str | None:
+        return "default" if model is Message else None
+
+
+@pytest.fixture
+def replica(settings: Any) -> Iterator[None]:
+    given = connection.settings_dict
+    only_reads = {"options": "-c default_transaction_read_only=on"}
+    connections.databases["replica"] = {**given, "OPTIONS": {**given["OPTIONS"], **only_reads}}
+    connections["replica"].connect()
+    settings.DATABASE_ROUTERS = ["tests.outbox.test_admin.ReadsFromReplica"]
+    yield
+    connections["replica"].close()
+    del connections.databases["replica"], connections["replica"]
+
+
+def test_decision_is_taken_where_messages_are_written(publish: Publish, replica: None) -> None:
+    client = browser("view_message", "decide_message")
+    message = in_doubt(publish)
+    done = act(client, "it_arrived", message, confirmed="yes", reason="in the log")
+    assert b"Arrived: 1 of 1." in done.content
+    assert Message.objects.using("default").get().state == "sent"
 
 
 def test_decision_that_is_refused_does_not_undo_the_others(publish: Publish) -> None:

@@ -66,6 +66,13 @@ def test_one_message_at_a_time_tries_a_host_that_is_away(monkeypatch: pytest.Mon
     assert breaker.LONGEST_PAUSE * 0.7 < pauses[-1] < breaker.LONGEST_PAUSE * 1.3
 
 
+def test_failures_of_what_was_on_its_way_already_make_the_first_pause_no_longer() -> None:
+    made = opened("h")
+    for _ in range(15):  # as many threads found out at the same moment
+        made.record("h", unreachable=True)
+    assert made.pause("h") < breaker.FIRST_PAUSE * 1.3
+
+
 @pytest.mark.django_db(transaction=True)
 def test_outage_spends_no_attempts_and_few_tries(
     mail_server: MailServer,

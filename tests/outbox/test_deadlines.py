@@ -13,6 +13,7 @@ from django.utils import timezone
 import outbox
 from outbox import channels
 from outbox.channels.base import Deadline, Outcome, Parcel, boottime
+from outbox.claims import Statements
 from outbox.drain import Report
 from outbox.errors import DeadlinePassed
 from outbox.models import Message, State
@@ -87,3 +88,14 @@ def test_receiver_that_is_away_for_longer_than_retries_go_on_kills_nothing(
     drain()
     assert Message.objects.get(dedupe_key="not tried").state == State.PENDING
     assert Message.objects.get(dedupe_key="tried before").state == State.DEAD
+
+
+def test_message_that_was_given_back_before_it_left_has_all_of_its_time_yet(publish: Publish) -> None:
+    """A drainer that is told to stop gives it back; days later the first answer is a greylisting."""
+    message: Any = publish()
+    statements = Statements("default")
+    claim: Any = statements.claim("email", limit=1, ttl=timedelta(minutes=1), drainer="d")
+    assert statements.mark_and_intend(0, {}, claim.number, [message.id])[1]
+    assert statements.give_back(claim.number, [message.id]) == 1
+    given_back: Any = Message.objects.get()
+    assert (given_back.state, given_back.attempts, given_back.first_attempt_at) == (State.PENDING, 0, None)

@@ -179,7 +179,12 @@ def test_one_connection_carries_many_mails(
 ) -> None:
     looked_up: list[Any] = []
     bounded = lookups.bounded
-    monkeypatch.setattr(lookups, "bounded", lambda key, *rest: (looked_up.append(key), bounded(key, *rest))[1])
+
+    def watched(key: Any, *rest: Any) -> Any:
+        looked_up.append(key)
+        return bounded(key, *rest)
+
+    monkeypatch.setattr(lookups, "bounded", watched)
     for number in range(20):
         publish(f"k{number}")
     drain()

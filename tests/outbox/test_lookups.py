@@ -57,3 +57,14 @@ def test_name_that_does_not_exist_is_said_as_the_system_says_it() -> None:
 
     with pytest.raises(socket.gaierror, match="not known"):
         lookups.bounded(("test", "other name"), look_up, 20)
+
+
+def test_look_up_for_which_there_was_no_thread_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", fail)
+        with pytest.raises(RuntimeError):
+            lookups.bounded(("test", "third name"), lambda: "found", 20)
+    assert lookups.bounded(("test", "third name"), lambda: "found", 20) == "found"

@@ -30,9 +30,9 @@ def configure(settings: Any, name: str) -> None:
     settings.OUTBOX_CHANNELS = {"odd": {"BACKEND": f"tests.outbox.odd_channels.{name}"}}
 
 
-def publish(key: str, answer: str = "yes") -> None:
+def publish(key: str, answer: str = "yes", **content: Any) -> None:
     with transaction.atomic():
-        outbox.publish("odd", {"answer": answer}, dedupe_key=key)
+        outbox.publish("odd", {"answer": answer, **content}, dedupe_key=key)
 
 
 def states() -> dict[str, str]:
@@ -93,6 +93,17 @@ def test_channel_that_cannot_be_made_in_a_thread_costs_no_attempt_and_stops_nobo
     configure(settings, "OddChannel")
     with connection.cursor() as cursor:
         cursor.execute("UPDATE outbox_message SET available_at = clock_timestamp()")
+    drain(channel="odd")
+    assert set(states().values()) == {State.SENT}
+
+
+def test_message_whose_host_cannot_be_said_is_sent_all_the_same_and_stops_nobody(drain: Drain, settings: Any) -> None:
+    configure(settings, "HostFails")
+    publish("good", host="h")
+    publish("missing")
+    publish("none", host=None)
+    publish("unhashable", host=[])
+    publish("last", host="h")
     drain(channel="odd")
     assert set(states().values()) == {State.SENT}
 

@@ -6,10 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from django.core.management import CommandError, call_command
 from django.db import DatabaseError, connection, transaction
 from django.utils import timezone
 
 from outbox import decisions
+from outbox.channels import cutting
 from outbox.channels.base import Answer, Outcome
 from outbox.claims import Statements
 from outbox.decisions import Action, decide
@@ -38,6 +40,34 @@ def test_server_that_reads_on_after_the_message_was_parked_does_not_get_its_fina
     mail_server.goes_on.set()
     wait_until(lambda: not any("process_request" in thread.name for thread in threading.enumerate()))
     assert mail_server.received == []
+
+
+def test_mail_for_which_there_is_no_thread_is_known_not_to_be_handed_over(
+    mail_server: MailServer, publish: Publish, drain: Drain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a container's limit is reached, what watches over the conversation cannot be started."""
+    start = threading.Thread.start
+
+    def start_but_few(thread: threading.Thread) -> None:
+        if thread.name in ("cutter", "look-up"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    publish()
+    with monkeypatch.context() as patched:
+        patched.setattr(cutting, "_alarm", cutting._Alarm())  # whose thread does not run yet
+        patched.setattr(threading.Thread, "start", start_but_few)
+        drain()
+    message = Message.objects.get()
+    assert (message.state, message.attempts) == (State.PENDING, 0)
+
+
+def test_drainer_does_not_run_inside_a_transaction(mail_server: MailServer, publish: Publish) -> None:
+    """What it sends would be rolled back with it, and sent again."""
+    publish()
+    with pytest.raises(CommandError, match="inside a transaction"), transaction.atomic():
+        call_command("drain_outbox", "--until-empty")
+    assert not mail_server.received
 
 
 def test_decision_that_does_not_commit_holds_up_no_drainer(publish: Publish, monkeypatch: pytest.MonkeyPatch) -> None:

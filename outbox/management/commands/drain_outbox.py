@@ -127,12 +127,12 @@ class Command(BaseCommand):
                 measure=options["metrics"] is not None,
                 progress=_Progress(options["health_file"], sys.stderr.isatty() and not options["json"]),
             )
+            if options["metrics"]:
+                self._serve_metrics(*options["metrics"])
+            with _stopped_by_signals(drainer):
+                report = drainer.run()
         except OutboxError as error:
             raise CommandError(str(error)) from error
-        if options["metrics"]:
-            self._serve_metrics(*options["metrics"])
-        with _stopped_by_signals(drainer):
-            report = drainer.run()
         parked = Counter[str]() if watching or report.database_lost else _parked(using, names)
         if options["json"]:
             ends = {"database_lost": report.database_lost, "database_forgot": bool(report.database_forgot)}
