@@ -21,7 +21,11 @@ logger = logging.getLogger("leases")
 #: How long to wait for the holder's open transaction; longer than any fenced one may idle.
 _LOCK_TIMEOUT_MS = 5000
 
-_LIMIT = "SELECT set_config('lock_timeout', %(lock_timeout)s, true), set_config('synchronous_commit', 'on', true)"
+_LIMIT = """
+SELECT set_config('lock_timeout', %(lock_timeout)s, true),
+       CASE WHEN current_setting('synchronous_commit') <> 'remote_apply'
+            THEN set_config('synchronous_commit', 'on', true) END
+"""
 _RAISE = """
 INSERT INTO leases_fence AS f (resource, token, holder, changed_at)
 VALUES (%(resource)s, %(token)s + 1, 'broken', clock_timestamp())

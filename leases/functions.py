@@ -20,7 +20,9 @@ REGISTER = (
          before text;
        BEGIN
          before := set_config('lock_timeout', time_limit, true);
-         before := set_config('synchronous_commit', 'on', true);
+         IF current_setting('synchronous_commit') <> 'remote_apply' THEN
+           before := set_config('synchronous_commit', 'on', true);
+         END IF;
          IF pg_my_temp_schema() <> 0 THEN
            IF EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.relpersistence = 't'
                          AND c.oid IN (to_regclass('leases_fence'), to_regclass('leases_leaserecord'))) THEN

@@ -6,8 +6,10 @@ import pytest
 from django.db import DatabaseError, connection, transaction
 
 from leases import fence, hold
+from leases.breaking import break_lease
 from leases.errors import InsideTransaction
 from leases.models import LeaseRecord
+from tests.leases.conftest import steal
 from tests.ledger.models import Account
 from tests.waiting import wait_until
 
@@ -78,14 +80,36 @@ def test_transaction_that_ends_after_the_lease_is_committed_whole(begun_in_sql: 
 @pytest.mark.parametrize(
     ("asked", "kept"), [("off", "on"), ("local", "on"), ("remote_write", "on"), ("remote_apply", "remote_apply")]
 )
-@pytest.mark.parametrize("by", ["present", "receipt"])
-def test_commit_of_a_presented_token_or_a_receipt_waits_no_less_than_its_transaction_asked_for(
+@pytest.mark.parametrize("by", ["present", "register", "receipt"])
+def test_commit_of_a_token_or_a_receipt_waits_no_less_than_its_transaction_asked_for(
     asked: str, kept: str, by: str
 ) -> None:
     with hold("customer:1") as lease, transaction.atomic():
         execute(f"SET LOCAL synchronous_commit = {asked}")
         if by == "present":
             fence.present("customer:1", lease.token, ttl_ms=60_000, using="default")
+        elif by == "register":
+            execute("SELECT leases_register('customer:2', 1, '', 1, '', 1, '', '', '1s')")
         else:
             execute("SELECT leases_insert_receipt('a', 'b', 'c', '1s', '1s', '1 day')")
         assert execute("SHOW synchronous_commit") == [(kept,)]
+
+
+@pytest.mark.parametrize(("asked", "kept"), [("off", "on"), ("remote_apply", "remote_apply")])
+def test_commit_of_a_break_waits_no_less_than_its_session_asked_for(asked: str, kept: str) -> None:
+    seen = []
+
+    def look_after_each(execute: Any, sql: Any, *rest: Any) -> Any:
+        result = execute(sql, *rest)
+        if connection.in_atomic_block:
+            seen.append(connection.connection.execute("SHOW synchronous_commit").fetchone())
+        return result
+
+    steal("customer:1")
+    execute(f"SET synchronous_commit = {asked}")
+    try:
+        with connection.execute_wrapper(look_after_each):
+            break_lease("customer:1", reason="it hangs", by="ada")
+    finally:
+        execute("RESET synchronous_commit")
+    assert seen[-1] == (kept,)
