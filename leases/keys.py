@@ -47,7 +47,8 @@ def read(resources: Iterable[str]) -> dict[str, Key]:
         return {}
     pipeline = get_redis_connection(conf.REDIS_ALIAS, write=True).pipeline(transaction=False)
     for name in names:
-        pipeline.get(key_of(name))
+        # Foreign bytes that are no text would fail a client that decodes answers.
+        pipeline.execute_command("GET", key_of(name), NEVER_DECODE=True)
         pipeline.pttl(key_of(name))
     lock_delay: timedelta = conf.LOCK_DELAY
     replies = pipeline.execute(raise_on_error=False)
@@ -59,7 +60,7 @@ def read(resources: Iterable[str]) -> dict[str, Key]:
             if isinstance(reply, RedisError):
                 raise reply
         if value is not None and left_ms != -2:
-            text = value.decode(errors="replace") if isinstance(value, bytes) else value
+            text = value.decode(errors="replace")
             left = max(timedelta(0), timedelta(milliseconds=left_ms) - lock_delay)
             keys[name] = Key(text, None if left_ms < 0 else left)
     return keys

@@ -6,7 +6,8 @@
 -- ARGV[3]  floor     decimal string: the token granted is at least this
 -- ARGV[4]  max_ms    no lease may last longer; a foreign TTL that is missing or longer is cut to it
 --
--- Returns  {'granted', token} | {'held', holder, token, left_ms} | {'corrupt', value}
+-- Returns  {'granted', token} | {'held', holder, token, left_ms} | {'corrupt', value}; of a foreign value only its ASCII,
+-- because a client that decodes answers would fail on others
 --
 -- Asking again as the same holder grants again, with the same token unless it is below `floor`: a lost reply, or a
 -- client that repeats the call by itself, finds its own grant.
@@ -21,7 +22,7 @@ end
 local value = redis.call('GET', key)
 if value then
   local owner, token = string.match(value, '^([0-9a-f]+):([1-9]%d*)$')
-  if not owner or #token > 18 then return {'corrupt', value} end
+  if not owner or #token > 18 then return {'corrupt', (string.gsub(value, '[^ -~]', '?'))} end
   if owner ~= holder then
     local left_ms = redis.call('PTTL', key)
     if left_ms < 0 or left_ms > max_ms then
