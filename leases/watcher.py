@@ -5,6 +5,7 @@ that have not ended with the keys in Redis. A record is asked about again only w
 expired, and an incident is opened only if the record has still not ended at that moment.
 
 Any number of processes may run a watcher; a lease elects the one that watches, and it stands down now and then.
+Its name tells whose records are watched, since several databases and projects may share one Redis.
 """
 
 import logging
@@ -30,7 +31,6 @@ from leases.process import ProcessIdentity
 
 logger = logging.getLogger("leases")
 
-RESOURCE = "leases:watcher"
 #: How long the watcher's own lease lasts: so long nobody watches after it crashed.
 _TTL = timedelta(seconds=5)
 #: How long one watcher watches before another may.
@@ -42,11 +42,23 @@ _HEADROOM_EVERY_S = 300.0
 #: Keys asked for in one round trip.
 _BATCH = 500
 
+_PLACE = """
+SELECT format('leases:watcher:%s/%s/%s', system_identifier,
+              (SELECT oid FROM pg_database WHERE datname = current_database()), 'leases_fence'::regclass::oid)
+  FROM pg_control_system()
+"""
 _UNENDED = "SELECT id FROM leases_leaserecord WHERE ended_at IS NULL"
 _RECORDS = """
 SELECT id, resource, token, holder, ttl_ms, host, pid, process_started FROM leases_leaserecord
  WHERE id = ANY(%s) AND ended_at IS NULL
 """
+
+
+def place(using: str) -> str:
+    """Return the resource that the one who watches the records of `using` has leased."""
+    with connections[using].cursor() as cursor:
+        cursor.execute(_PLACE)
+        return str(cursor.fetchone()[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +88,10 @@ class Watcher:
         """Watch whenever no other process does, until `stop` is set; no error of a server ends it."""
         while not self.stop.is_set():
             with self._tolerating_failures():
-                if RESOURCE not in keys.read([RESOURCE]):
-                    self._watch()
+                fence.reopen_if_closed(self.using)
+                resource = place(self.using)
+                if resource not in keys.read([resource]):
+                    self._watch(resource)
                 self._failing = False
             self.stop.wait(_CANDIDACY_S * random.uniform(0.5, 1.5))  # noqa: S311
 
@@ -108,9 +122,9 @@ class Watcher:
             expired += self.look()
         return expired
 
-    def _watch(self) -> None:
+    def _watch(self, resource: str) -> None:
         try:
-            with hold(RESOURCE, ttl=_TTL, using=self.using) as lease:
+            with hold(resource, ttl=_TTL, using=self.using) as lease:
                 logger.info("This process watches the leases.", extra={"event": "watcher.elected"})
                 self._watch_under(lease)
         except LeaseBusy:

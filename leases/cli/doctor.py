@@ -19,7 +19,7 @@ from leases.conf import conf
 from leases.errors import DatabaseForgot
 from leases.functions import BY_TABLE, signature
 from leases.models import Incident, LeaseRecord, RedisMemory
-from leases.watcher import RESOURCE as WATCHER
+from leases.watcher import place
 
 _FUNCTIONS = """
 SELECT name, has_function_privilege(to_regprocedure(name), 'EXECUTE'), current_user FROM unnest(%s::text[]) AS f(name)
@@ -53,7 +53,7 @@ class Doctor(Verb):
 
     def run(self, *, database: str, as_json: bool, **options: Any) -> None:
         messages = run_checks(tags=["leases"], include_deployment_checks=True, databases=[database])
-        messages += [*_watched(), *_migrated(database), *_same_database(database)]
+        messages += [*_watched(database), *_migrated(database), *_same_database(database)]
         messages = [message for message in messages if not message.is_silenced()]
         facts = {**_redis_facts(), **_database_facts(database)}
         findings = [
@@ -84,11 +84,11 @@ class Doctor(Verb):
             raise SystemExit(EXIT_FOUND)
 
 
-def _watched() -> list[CheckMessage]:
+def _watched(database: str) -> list[CheckMessage]:
     try:
-        if WATCHER in keys.read([WATCHER]):
+        if keys.read([place(database)]):
             return []
-    except RedisError:
+    except (RedisError, DatabaseError):
         return []
     return [
         Warning(
