@@ -67,6 +67,15 @@ class NegativeTotal(NeedsPerson):
         super().__init__(f"the usage adds up to {total}, and an invoice cannot be negative; grant a credit by hand")
 
 
+class AmountTooLarge(NeedsPerson):
+    """An amount is so large that it cannot be stored, which is no amount that anybody owes."""
+
+    def __init__(self, what: str, amount: str) -> None:
+        super().__init__(
+            f"{what} comes to {amount}, which is too large to be meant; correct the usage or the price, then bill again"
+        )
+
+
 class PeriodOverlaps(NeedsPerson):
     """Another live invoice of the customer covers part of the period."""
 
@@ -135,12 +144,14 @@ class TaxAnswerInvalid(BillingError):
         super().__init__(f"the tax service answered {document} wrongly: {detail}")
 
 
-class UsageKeepsChanging(TryAgain):
-    """The usage of the period was different at every attempt to issue it."""
+class KeepsChanging(TryAgain):
+    """The usage of the period, or the customer, was different at every attempt to issue it."""
 
     def __init__(self, attempts: int) -> None:
         self.attempts = attempts
-        super().__init__(f"the usage changed during each of {counted(attempts, 'attempt')}; it will be tried again")
+        super().__init__(
+            f"the usage or the customer changed during each of {counted(attempts, 'attempt')}; it will be tried again"
+        )
 
 
 class ItemConcluded(BillingError):
@@ -149,6 +160,14 @@ class ItemConcluded(BillingError):
     def __init__(self, outcome: str, advice: str) -> None:
         self.outcome = outcome
         super().__init__(f"it is {outcome.lower()}; {advice}")
+
+
+class AlreadyVoid(BillingError):
+    """An invoice was to be taken back that is; there is one credit note, and it stays as it is."""
+
+    def __init__(self, note: str) -> None:
+        self.note = note
+        super().__init__(f"it was taken back by {note} before")
 
 
 class InvoiceIsVoid(BillingError):

@@ -7,11 +7,11 @@ from django.db import IntegrityError
 
 from billing import issuing, money, rating, runs, tax
 from billing.conf import conf
-from billing.errors import NeedsPerson, NegativeTotal, PeriodOverlaps, TryAgain, UsageKeepsChanging
+from billing.errors import AmountTooLarge, KeepsChanging, NeedsPerson, NegativeTotal, TryAgain
 from billing.models import Customer, Invoice
 from billing.outcomes import Outcome
 from billing.periods import Period
-from billing.slots import Slot, slot_of
+from billing.slots import Slot
 from billing.totals import totals
 from billing.wording import counted
 from leases import Lease, hold
@@ -64,20 +64,28 @@ def _invoice(lease: Lease, slot: Slot, cutoff_at: datetime) -> Outcome:
             if existing := slot.live_invoice(using=lease.using):  # it claimed the usage since we looked
                 return _already(lease, slot, existing)
             return runs.conclude(lease, slot, Outcome.skipped("no usage"))
+        for line in rated.lines:
+            _check_size(f"usage of {line.metric!r}", line.net_minor, rated.currency)
         version = slot.next_version(using=lease.using)
         rates = tax.rates(lease, customer, slot.document(version), rated.taxable)
         total = totals((line.tax_category, rates[line.position], line.net_minor) for line in rated.taxable)
         if total.gross_minor < 0:
             raise NegativeTotal(money.format_minor(total.gross_minor, rated.currency))
+        _check_size("the total", total.gross_minor, rated.currency)
         if total.gross_minor == 0:
             return runs.conclude(lease, slot, Outcome.skipped("the usage adds up to zero"))
         try:
             return issuing.issue(lease, slot, version, customer, rated, rates, total)
-        except issuing.UsageChanged as changed:
+        except issuing.Changed as changed:
             logger.info("%s", changed)
         except IntegrityError as error:
             return _taken(lease, slot, error)
-    raise UsageKeepsChanging(RATINGS)
+    raise KeepsChanging(RATINGS)
+
+
+def _check_size(what: str, amount_minor: int, currency: str) -> None:
+    if abs(amount_minor) > money.MOST_MINOR:
+        raise AmountTooLarge(what, money.format_minor(amount_minor, currency))
 
 
 def _already(lease: Lease, slot: Slot, existing: Invoice) -> Outcome:
@@ -96,8 +104,5 @@ def _taken(lease: Lease, slot: Slot, error: IntegrityError) -> Outcome:
     if constraint in (*SLOT_TAKEN, OVERLAP) and (existing := slot.live_invoice(using=lease.using)):
         return _already(lease, slot, existing)
     if constraint == OVERLAP:
-        live = Invoice.objects.using(lease.using).exclude(status=Invoice.Status.VOID)
-        other = live.filter(customer_id=slot.customer_id, kind=slot.kind, period__overlap=slot.dates).first()
-        if other:
-            raise PeriodOverlaps(str(slot.period), other.reference, str(slot_of(other).period)) from error
+        slot.check_overlap(using=lease.using)
     raise error

@@ -27,6 +27,7 @@ from outbox.errors import InvalidContent
 logger = logging.getLogger("billing.issuing")
 
 BATCH_LINES = 2000
+SNAPSHOT = ("code", "name", "email", "country", "timezone")
 
 _CLAIM = f"""
 WITH claimed AS (
@@ -35,8 +36,20 @@ SELECT count(*), coalesce(sum(id), 0), coalesce(sum(quantity), 0), coalesce(sum(
 """  # noqa: S608 - constants only
 
 
-class UsageChanged(BillingError):
-    """Other usage would be claimed than was rated; nothing was issued, rate again."""
+class Changed(BillingError):
+    """What the invoice was made of is not what is there now; nothing was issued, rate again."""
+
+
+class CustomerChanged(Changed):
+    """Somebody corrected the customer since; the invoice goes to the corrected one."""
+
+    def __init__(self, slot: Slot) -> None:
+        self.slot = slot
+        super().__init__(f"the customer of {slot} was changed after it was rated; rate it again")
+
+
+class UsageChanged(Changed):
+    """Other usage would be claimed than was rated."""
 
     def __init__(self, slot: Slot, rated: Fingerprint, found: Fingerprint) -> None:
         self.slot = slot
@@ -59,8 +72,8 @@ def issue(
     """Issue the rated and taxed invoice, and return the outcome `issued`.
 
     In one transaction under the lease: the invoice, its lines, the claim of the usage it was rated from, the outcome of
-    the item, and then, at the very end, the number and the email. Raises UsageChanged, Unmailable, WrongSender, and
-    django.db.IntegrityError with the name of the constraint if the slot is taken.
+    the item, and then, at the very end, the number and the email. Raises CustomerChanged, UsageChanged, Unmailable,
+    WrongSender, and django.db.IntegrityError with the name of the constraint if the slot is taken.
     """
     invoice = under(lease, lambda: _issue(lease, slot, version, customer, rating, rates, total))
     outcome = Outcome.issued(invoice.pk)
@@ -84,6 +97,7 @@ def _issue(
     total: Totals,
 ) -> Invoice:
     using = lease.using
+    _check_customer(slot, customer, using)
     invoice = draft(slot, version, customer, rating, total)
     invoice.save(using=using, force_insert=True)
     lines = [_line(invoice, line, rates.get(line.position)) for line in rating.lines]
@@ -125,7 +139,7 @@ def draft(slot: Slot, version: int, customer: Customer, rating: Rating, total: T
         tax_minor=total.tax_minor,
         gross_minor=total.gross_minor,
         taxes=[asdict(subtotal) for subtotal in total.subtotals],
-        customer_snapshot={name: getattr(customer, name) for name in ("code", "name", "email", "country", "timezone")},
+        customer_snapshot={name: getattr(customer, name) for name in SNAPSHOT},
         usage_count=rating.usage.count,
     )
 
@@ -145,6 +159,13 @@ def _line(invoice: Invoice, line: RatedLine, rate: Decimal | None) -> InvoiceLin
         tax_rate=rate,
         usage_count=line.usage_count,
     )
+
+
+def _check_customer(slot: Slot, customer: Customer, using: str) -> None:
+    # Tax may have taken minutes, in which a person corrected the address.
+    now = Customer.objects.using(using).get(pk=customer.pk)
+    if any(getattr(now, name) != getattr(customer, name) for name in (*SNAPSHOT, "currency")):
+        raise CustomerChanged(slot)
 
 
 def _claim(invoice: Invoice, slot: Slot, rating: Rating, using: str) -> None:

@@ -2,6 +2,9 @@
 
 from decimal import ROUND_HALF_UP, Context, Decimal
 
+#: The largest amount that can be stored, in minor units.
+MOST_MINOR = 2**63 - 1
+
 # Products of a 33-digit quantity and a 24-digit price are exact here; the default context would round them to 28.
 _EXACT = Context(prec=120, rounding=ROUND_HALF_UP)
 

@@ -40,13 +40,16 @@ def preview(period: Period, *, codes: Collection[str] = ()) -> Iterator[Preview]
         (cutoff_at,) = cursor.fetchone()
     for customer_id in runs.planned_customers(period, codes=codes):
         customer = Customer.objects.using(using).get(pk=customer_id)
-        existing = Slot(customer_id, period).live_invoice(using=using)
+        slot = Slot(customer_id, period)
+        existing = slot.live_invoice(using=using)
         if existing:
             reason = f"already invoiced by {existing.reference}"
             yield Preview(customer.code, customer.currency, Item.Outcome.ALREADY_INVOICED, reason=reason)
             continue
         try:
             rated = rating.rate(customer, period, cutoff_at, using=using)
+            if rated.lines:
+                slot.check_overlap(using=using)
         except NeedsPerson as error:
             yield Preview(customer.code, customer.currency, Item.Outcome.PARKED, reason=str(error))
             continue
@@ -72,6 +75,7 @@ def draft(item: Item) -> Draft:
     using = router.db_for_write(Run)
     slot = Slot(item.customer_id, as_period(item.run.period))
     rated = rating.rate(item.customer, slot.period, item.run.cutoff_at, using=using)
+    slot.check_overlap(using=using)
     before_tax = Totals(net_minor=rated.net_minor, tax_minor=0, subtotals=())
     invoice = issuing.draft(slot, slot.next_version(using=using), item.customer, rated, before_tax)
     invoice.issued_at = timezone.now()

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from django.db.backends.postgresql.psycopg_any import DateRange
 from django.db.models import QuerySet
 
+from billing.errors import PeriodOverlaps
 from billing.models import Invoice
 from billing.periods import Period
 
@@ -32,6 +33,13 @@ class Slot:
     def live_invoice(self, *, using: str = "default") -> Invoice | None:
         """Return the invoice that fills the slot, from the primary database."""
         return self._invoices(using).exclude(status=Invoice.Status.VOID).first()
+
+    def check_overlap(self, *, using: str = "default") -> None:
+        """Raise PeriodOverlaps if a live invoice of another period covers a part of this one."""
+        live = Invoice.objects.using(using).exclude(status=Invoice.Status.VOID).exclude(period=self.dates)
+        other = live.filter(customer_id=self.customer_id, kind=self.kind, period__overlap=self.dates).first()
+        if other:
+            raise PeriodOverlaps(str(self.period), other.reference, str(as_period(other.period)))
 
     def next_version(self, *, using: str = "default") -> int:
         """Return the version the next invoice of the slot has: one more than all before it, void ones included."""

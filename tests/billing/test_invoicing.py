@@ -14,8 +14,9 @@ from billing.invoicing import invoice
 from billing.models import Customer, Invoice, InvoiceLine, Item, Price, Series, UsageEvent
 from billing.outcomes import Outcome
 from billing.periods import Period
+from billing.preview import preview
 from billing.status import totals
-from leases import current_lease, hold
+from leases import Lease, current_lease, hold
 from leases.errors import NotHeld
 from outbox.models import Message
 from tests.billing.conftest import TaxService
@@ -190,6 +191,41 @@ def test_usage_that_changes_while_taxed_is_rated_again(customer: Customer, monke
     assert Series.objects.get().next_number == 2
 
 
+def test_customer_who_is_corrected_while_taxed_is_invoiced_as_corrected(
+    customer: Customer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked_for = []
+    ask = tax_client.rates
+
+    def rates(lease: Lease, customer: Customer, *more: Any) -> dict[int, Decimal]:
+        asked_for.append(customer.country)
+        answer = ask(lease, customer, *more)
+        Customer.objects.update(email="right@example.com", country="FR")
+        return answer
+
+    monkeypatch.setattr(tax_client, "rates", rates)
+    invoice(customer.pk, MAY)
+    made = Invoice.objects.get()
+    assert (made.customer_snapshot["email"], made.customer_snapshot["country"]) == ("right@example.com", "FR")
+    assert asked_for == ["", "FR"]
+    assert (made.version, made.number) == (1, 1)
+    assert "To: right@example.com" in mail()
+
+
+def test_amount_that_cannot_be_stored_parks_before_tax_is_asked_for(tax: TaxService) -> None:
+    customer = make_customer()
+    make_price("hours", "999999999999")
+    usage = make_usage(customer, "1", "999999999999999999")
+    outcome = invoice(customer.pk, MAY)
+    assert outcome.kind == Item.Outcome.PARKED
+    assert "too large to be meant; correct the usage or the price" in outcome.reason
+    assert tax.requests() == []
+    # What only the tax makes too large.
+    UsageEvent.objects.filter(pk=usage.pk).update(quantity="92233.720368546774")
+    outcome = invoice(customer.pk, MAY)
+    assert (outcome.kind, "the total comes to" in outcome.reason) == (Item.Outcome.PARKED, True)
+
+
 def test_usage_that_never_rests_fails_for_now(customer: Customer, monkeypatch: pytest.MonkeyPatch) -> None:
     cutoff_at = timezone.now() + timedelta(minutes=1)
     monkeypatch.setattr(runs, "begin", lambda lease, slot: (cutoff_at, 1))
@@ -202,7 +238,7 @@ def test_usage_that_never_rests_fails_for_now(customer: Customer, monkeypatch: p
     monkeypatch.setattr(tax_client, "rates", rates)
     outcome = invoice(customer.pk, MAY)
     assert outcome.kind == Item.Outcome.FAILED
-    assert outcome.reason == "the usage changed during each of 3 attempts; it will be tried again"
+    assert outcome.reason == "the usage or the customer changed during each of 3 attempts; it will be tried again"
     assert not Invoice.objects.exists()
 
 
@@ -233,10 +269,13 @@ def test_overlapping_period_is_parked_with_both_documents_named(customer: Custom
     # billing 23, 24
     invoice(customer.pk, MAY)
     make_usage(customer, "3")
-    outcome = invoice(customer.pk, Period.parse("2026-05-10/2026-06-10"))
+    period = Period.parse("2026-05-10/2026-06-10")
+    (previewed,) = preview(period)
+    outcome = invoice(customer.pk, period)
     assert outcome == Outcome.parked(
         "2026-05-10/2026-06-10 overlaps 2026-05, which invoice INV-000001 covers; void that invoice or bill the rest"
     )
+    assert (previewed.outcome, previewed.reason) == (outcome.kind, outcome.reason)
     assert Invoice.objects.count() == 1
 
 
