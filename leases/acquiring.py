@@ -7,6 +7,7 @@ import secrets
 import threading
 from contextlib import nullcontext
 from datetime import timedelta
+from functools import partial
 
 from django.db import DatabaseError
 from redis.exceptions import RedisError
@@ -86,6 +87,7 @@ def _acquire_once(resource: str, *, ttl: timedelta, using: str, job: Job) -> Lea
         asked_at = boottime()
         token = _ask_redis(resource, holder=holder, ttl=ttl, floor=floor)
         _log("lease.acquired", "Redis granted %s under token %d.", resource, token)
+        granted = partial(Lease, resource, holder=holder, token=token, ttl=ttl, using=using, asked_at=asked_at, job=job)
         try:
             unreleased = _register(resource, holder=holder, token=token, ttl=ttl, using=using)
         except fence.Refused as refused:
@@ -94,13 +96,18 @@ def _acquire_once(resource: str, *, ttl: timedelta, using: str, job: Job) -> Lea
         except LeaseError:
             _give_back(resource, holder=holder, token=token)
             raise
-        lease = Lease(resource, holder=holder, token=token, ttl=ttl, using=using, asked_at=asked_at, job=job)
+        except BaseException:
+            # The thread is being stopped, before or after the commit.
+            granted().release()
+            raise
+        lease = granted()
         try:
-            for earlier in unreleased:
-                _report_unreleased(resource, earlier, using=using)
             if boottime() >= lease.deadline:
                 raise LeaseUnavailable(resource, reason="granting it took longer than it would have lasted")
             keeper.keep(lease)
+            # Only now: whoever is told may take longer than the lease lasts without renewal.
+            for earlier in unreleased:
+                _report_unreleased(resource, earlier, using=using)
         except BaseException:
             # An outer lease of this thread may be lost meanwhile, and the report, being SQL, says so.
             lease.release()
