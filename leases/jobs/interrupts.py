@@ -9,6 +9,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
 from dramatiq.middleware.threading import Interrupt, raise_thread_exception
 
 from leases.lease import Lease
@@ -23,9 +25,13 @@ class LeaseInterrupt(Interrupt):
 
 @contextmanager
 def interrupted_on_loss(lease: Lease) -> Iterator[None]:
-    """Raise LeaseInterrupt in this thread as soon as `lease` is lost while the body runs, and never after it."""
+    """Raise LeaseInterrupt in this thread as soon as `lease` is lost while the body runs, and never after it.
+
+    A transaction that it left open is closed with its connection, so that the thread is fit for the next job.
+    """
     thread_id = threading.get_ident()
     raised = False
+    of_the_caller = _in_transaction()
 
     def interrupt() -> None:
         nonlocal raised
@@ -41,3 +47,16 @@ def interrupted_on_loss(lease: Lease) -> Iterator[None]:
         if raised:
             # One that was raised as the body ended, and has not landed yet, must not land in the next job.
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_id), None)
+            # Landed between the beginning of a transaction and its block, or in its end, it leaves Django inside.
+            for connection in _in_transaction() - of_the_caller:
+                connection.in_atomic_block = False
+                connection.close()
+
+
+def _in_transaction() -> set[BaseDatabaseWrapper]:
+    """Return this thread's connections on which Django has a transaction open."""
+    return {
+        connection
+        for connection in connections.all(initialized_only=True)
+        if connection.connection is not None and (connection.in_atomic_block or not connection.get_autocommit())
+    }

@@ -13,9 +13,9 @@ from urllib.request import urlopen
 
 import dramatiq
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 
-from leases import current_lease, leased
+from leases import current_lease, hold, leased
 from tests.leases.conftest import steal
 from tests.waiting import wait_until
 
@@ -74,12 +74,29 @@ def call_that_the_loss_ends() -> None:
         line.recv(1)
 
 
+class Interruptible(list[Any]):
+    """A list that is long in appending, so that an interrupt lands right after it."""
+
+    def append(self, item: Any) -> None:
+        super().append(item)
+        loop()
+
+
+def begin_a_transaction() -> None:
+    """The interrupt lands when the transaction is open, and Django's block around it not yet entered."""
+    blocks: Any = Interruptible()
+    connection.atomic_blocks = blocks
+    with transaction.atomic():
+        pass
+
+
 WORK = {
     "loop": loop,
     "pg_sleep": sleep_in_sql,
     "time.sleep": sleep_in_c,
     "http": call_until_it_times_out,
     "shutdown": call_that_the_loss_ends,
+    "begin": begin_a_transaction,
 }
 
 
@@ -91,7 +108,7 @@ def interrupted(name: str) -> None:
 
 @dramatiq.actor(queue_name="interrupts", max_retries=0)
 def next_job() -> None:
-    with connection.cursor() as cursor:
+    with hold("next"), connection.cursor() as cursor:
         cursor.execute("SELECT pg_sleep(0.3)")
     done.set()
 
@@ -120,6 +137,7 @@ def worker() -> Iterator[None]:
         ("time.sleep", {"LeaseInterrupt"}),
         ("http", {"LeaseInterrupt"}),
         ("shutdown", {"LeaseInterrupt"}),
+        ("begin", {"LeaseInterrupt"}),
     ],
 )
 def test_job_that_lost_its_lease_is_stopped_and_put_back(  # locks L54 L55 L75
