@@ -39,7 +39,7 @@ admin: setup ## the admin in a browser on this machine, with a development user 
 .PHONY: test
 test: setup ## the test suite, on servers of its own; a part of it with ARGS="tests/outbox"
 	@# Most tests wait for other processes, so more of them than there are cores run side by side.
-	@$(PYTHON) -m pytest -n 4 --dist loadfile $(ARGS)
+	@$(PYTHON) -m pytest -n 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 .PHONY: check
 check: setup ## lint, types, import rules, migrations, and Django's deployment checks

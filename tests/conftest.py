@@ -12,6 +12,29 @@ from tests.servers.redis_server import PrivateRedis
 
 SHOWN_CHARACTERS = 20_000
 
+#: The files that take longest, a minute and more. Begun last, one of them would run alone while the others are done.
+LONGEST = (
+    "once/test_once_workers.py",
+    "once/test_scaling.py",
+    "once/test_policies.py",
+    "faults/test_whole_run.py",
+    "faults/test_billing_steps.py",
+    "browser/test_admin.py",
+    "outbox/test_crashes.py",
+    "replay/test_replay.py",
+    "billing/test_runs.py",
+    "project/test_demo.py",
+    "leases/test_postgres_in_trouble.py",
+    "once/test_enqueue_with_commit.py",
+)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the longest files; without `--no-loadscope-reorder`, xdist begins with those of most tests."""
+    places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
+
 
 @pytest.fixture(scope="session", autouse=True)
 def quick_cleaning() -> Iterator[None]:
