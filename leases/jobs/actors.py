@@ -14,7 +14,7 @@ from leases.errors import LeaseBusy, LeaseLost, LeaseUnavailable, StaleToken
 from leases.holding import hold
 from leases.jobs.errors import ReceiptBusy
 from leases.jobs.interrupts import LeaseInterrupt, interrupted_on_loss
-from leases.jobs.messages import answering, put_back, refuse_actor, wants_result
+from leases.jobs.messages import answering, current_id, put_back, refuse_actor, wants_result
 from leases.jobs.turns import Turn
 
 logger = logging.getLogger("leases")
@@ -81,7 +81,7 @@ def leased(
         def work(resource: str, message: "dramatiq.Message[Any]", *args: P.args, **kwargs: P.kwargs) -> R | None:
             turn = None
             if on_conflict == "serial":
-                turn = Turn(resource, message_id=message.message_id, using=using)
+                turn = Turn(resource, message_id=current_id(), using=using)
                 if not turn.has_come():
                     return None
             try:
@@ -98,6 +98,8 @@ def leased(
                 else:
                     put_back(error)
             except (LeaseUnavailable, ReceiptBusy) as error:
+                if turn is not None:
+                    turn.keep()
                 put_back(error)
             except (LeaseLost, StaleToken) as error:
                 put_back(error, lost=True)

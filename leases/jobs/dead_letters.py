@@ -32,8 +32,8 @@ UPDATE leases_deadletter SET replay_asked_at = clock_timestamp(), replayed_by = 
 """
 
 
-def record(message: dramatiq.MessageProxy) -> None:
-    """Keep a message that failed for good; what a row cannot hold is kept as text, and the letter says so.
+def record(message: dramatiq.MessageProxy, broker: dramatiq.Broker) -> None:
+    """Keep a message of `broker` that failed for good; what a row cannot hold is kept as text, and the letter says so.
 
     Raises django.db.DatabaseError; then nothing is kept.
     """
@@ -55,7 +55,7 @@ def record(message: dramatiq.MessageProxy) -> None:
                 *kept_names,
                 *(text for text, _ in kept),
                 kept_names == names and all(is_exact for _, is_exact in kept),
-                key_of(message) or "",  # type: ignore[arg-type]  # a proxy of the message
+                key_of(message, broker) or "",  # type: ignore[arg-type]  # a proxy of the message
                 _storable(reason)[:2000],
                 _storable(str(trace)),
             ],

@@ -77,6 +77,18 @@ class EffectRolledBack(LeaseError):
         )
 
 
+class TransactionEnded(LeaseError):
+    """The body of a job that may run once ended the transaction of its receipt by SQL; it was stopped there."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        super().__init__(
+            f"The run of {key!r} executed a COMMIT or ROLLBACK, which ended the transaction that its receipt is in. "
+            "After a ROLLBACK nothing was kept; after a COMMIT the receipt was, with what had been done until then. "
+            "Take the statement out of the body; transaction.atomic() makes a savepoint."
+        )
+
+
 class ReceiptMissing(LeaseError, LookupError):
     """There is no receipt for the key, so there is nothing to open again."""
 

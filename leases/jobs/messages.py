@@ -1,5 +1,6 @@
 """The broker message that a worker thread has in hand, and what becomes of it when its job cannot run now."""
 
+import hashlib
 import inspect
 import logging
 import random
@@ -14,6 +15,8 @@ from dramatiq.middleware import CurrentMessage, SkipMessage
 from dramatiq.results import Results
 
 from leases.conf import conf
+from leases.jobs.brokers.middleware import KeptRetries
+from leases.jobs.models import MAX_MESSAGE_ID_LENGTH
 
 logger = logging.getLogger("leases")
 
@@ -70,6 +73,20 @@ def current_message() -> "dramatiq.Message[Any] | None":
     return message
 
 
+def current_id() -> str:
+    """Return the id of the broker message in hand as our columns hold it, empty outside a worker.
+
+    Dramatiq's own have 36 characters. Others may be anything; one that has no room is told by its hash.
+    """
+    message = current_message()
+    if message is None:
+        return ""
+    text = str(message.message_id)
+    if len(text) <= MAX_MESSAGE_ID_LENGTH and text.isprintable():
+        return text
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+
+
 def wants_result() -> bool:
     """Say whether anybody gets what the actor returns; Dramatiq warns of each result that it throws away."""
     message = current_message()
@@ -94,7 +111,7 @@ def put_back(error: BaseException, *, lost: bool = False, delay: timedelta | Non
         delay = min(conf.RETRY_DELAY * 2 ** min(losses, 20), conf.MAX_RETRY_DELAY)
     delay *= random.uniform(0.5, 1.5)  # noqa: S311
     again = message.copy(options={_LOSSES: losses})
-    _broker().enqueue(again, delay=round(delay / timedelta(milliseconds=1)))
+    _patient(_broker()).enqueue(again, delay=round(delay / timedelta(milliseconds=1)))
     logger.info(
         "Back to the queue for %.1f s: %s",
         delay.total_seconds(),
@@ -104,6 +121,11 @@ def put_back(error: BaseException, *, lost: bool = False, delay: timedelta | Non
     if _has_consequences(message):
         message.options["store_results"] = False
         raise SkipMessage(str(error))
+
+
+def _patient(broker: dramatiq.Broker) -> Any:
+    """Return what enqueues like `broker`, and waits while that is away if its retries do so too."""
+    return next((one.patient(broker) for one in broker.middleware if isinstance(one, KeptRetries)), broker)
 
 
 def _has_consequences(message: "dramatiq.Message[Any]") -> bool:

@@ -8,6 +8,8 @@ from leases.resources import MAX_LENGTH
 MAX_KEY_LENGTH = 250
 #: Names of functions and of people.
 MAX_NAME_LENGTH = 255
+#: Dramatiq's have 36 characters; a hash in hexadecimal has 64.
+MAX_MESSAGE_ID_LENGTH = 64
 
 
 class Receipt(models.Model):
@@ -25,7 +27,9 @@ class Receipt(models.Model):
     reason = models.TextField(blank=True, help_text="Why it is parked.")
     attempts = models.IntegerField(default=1, help_text="Runs that were started.")
     token = models.BigIntegerField(null=True, blank=True, help_text="The lease of the last run outside the database.")
-    message_id = models.CharField(max_length=64, blank=True, help_text="The broker message of the last run.")
+    message_id = models.CharField(
+        max_length=MAX_MESSAGE_ID_LENGTH, blank=True, help_text="The broker message of the last run."
+    )
     ran_at = models.DateTimeField(help_text="Database time when the last run began.")
     asked_again = models.BigIntegerField(default=0, help_text="How often others asked for it since.")
     last_asked_at = models.DateTimeField(null=True, blank=True)
@@ -75,7 +79,7 @@ class Turn(models.Model):
     """The place of one job in the line for a resource (on_conflict="serial")."""
 
     resource = models.CharField(max_length=MAX_LENGTH)
-    message_id = models.CharField(max_length=64)
+    message_id = models.CharField(max_length=MAX_MESSAGE_ID_LENGTH)
     seen_at = models.DateTimeField(help_text="Database time when the job last looked whether its turn has come.")
 
     class Meta:
@@ -88,7 +92,7 @@ class Turn(models.Model):
 class DeadLetter(models.Model):
     """A broker message that failed for good, with its reason, until a person decides what becomes of it."""
 
-    message_id = models.CharField(max_length=64)
+    message_id = models.CharField(max_length=MAX_MESSAGE_ID_LENGTH)
     queue = models.CharField(max_length=255)
     actor = models.CharField(max_length=255)
     args = models.JSONField(default=list)
@@ -128,7 +132,7 @@ class Slot(models.Model):
     schedule = models.CharField(max_length=100)
     due_at = models.DateTimeField(help_text="When the schedule says.")
     state = models.CharField(max_length=16, choices=State.choices)
-    message_id = models.CharField(max_length=64, blank=True)
+    message_id = models.CharField(max_length=MAX_MESSAGE_ID_LENGTH, blank=True)
     recorded_at = models.DateTimeField(help_text="Database time when a scheduler took it up.")
 
     class Meta:

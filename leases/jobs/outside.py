@@ -12,18 +12,19 @@ import logging
 import random
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from functools import partial
 from typing import Any, Literal
 
 from django.db import DatabaseError
 
 from leases import fence
-from leases.holding import hold
+from leases.holding import current_lease, hold
 from leases.jobs import receipt_sql
-from leases.jobs.errors import KeyTaken, OutcomeNotJson
-from leases.jobs.messages import current_message
+from leases.jobs.errors import OutcomeNotJson, ReceiptBusy
+from leases.jobs.messages import current_id
 from leases.jobs.models import Receipt
-from leases.jobs.repeats import Once, as_json, find_earlier, log
+from leases.jobs.repeats import Once, as_json, find_earlier, log, refuse_foreign
 from leases.lease import Lease
 
 logger = logging.getLogger("leases")
@@ -47,17 +48,20 @@ def run_outside(spec: Once, key: str, work: Callable[[], Any], *, on_crash: Lite
     earlier = find_earlier(spec, key)
     if earlier is not None:
         return earlier.outcome
+    if current_lease(resource_of(key), using=spec.using) is not None:
+        # The body asks for the key of its own run, which is under way: as inside the database, nothing more runs.
+        refuse_foreign(spec, key)
+        return None
     with hold(resource_of(key), using=spec.using) as lease:
         return _run(spec, key, work, lease, on_crash=on_crash)
 
 
 def _run(spec: Once, key: str, work: Callable[[], Any], lease: Lease, *, on_crash: str) -> Any:
-    message = current_message()
     started = receipt_sql.start(
         key,
         spec.name,
         token=lease.token,
-        message_id=message.message_id if message else "",
+        message_id=current_id(),
         retention=spec.retention,
         may_repeat=on_crash == "retry",
         using=spec.using,
@@ -65,8 +69,8 @@ def _run(spec: Once, key: str, work: Callable[[], Any], lease: Lease, *, on_cras
     if started is None or started[0] == Receipt.State.PARKED:
         earlier = find_earlier(spec, key)
         if earlier is None:
-            owner = Receipt.objects.using(spec.using).get(key=key).actor
-            raise KeyTaken(key, actor=spec.name, owner=owner)
+            refuse_foreign(spec, key)
+            raise ReceiptBusy(key, waited=timedelta(0))
         return earlier.outcome
     log("receipt.started", "Running %s.", spec, key, token=lease.token, attempt=started[1])
     try:

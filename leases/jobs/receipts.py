@@ -34,12 +34,12 @@ from leases import fence
 from leases.conf import conf
 from leases.errors import LeaseBusy, LeaseLost, LeaseUnavailable, StaleToken
 from leases.jobs import receipt_sql
-from leases.jobs.errors import EffectRolledBack, KeyTaken, ReceiptBusy, ReceiptUnfinished
+from leases.jobs.errors import EffectRolledBack, ReceiptBusy, ReceiptUnfinished, TransactionEnded
 from leases.jobs.keys import KeyTemplate
-from leases.jobs.messages import answering, current_message, put_back, refuse_actor, wants_result
+from leases.jobs.messages import answering, current_id, put_back, refuse_actor, wants_result
 from leases.jobs.models import MAX_NAME_LENGTH, Receipt
 from leases.jobs.outside import run_outside
-from leases.jobs.repeats import Once, as_json, find_earlier, log
+from leases.jobs.repeats import Once, as_json, find_earlier, log, refuse_foreign
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -70,8 +70,8 @@ def once(
 
     What the function returns must be JSON, and every caller gets it as JSON says it: a list for a tuple. Raises
     OutcomeNotJson, KeyTaken when another function has used the key, InvalidKey, EffectRolledBack when the body left a
-    transaction that cannot commit, and outside a worker, or called directly by another actor, ReceiptBusy,
-    LeaseBusy and LeaseUnavailable. Put it under `@dramatiq.actor` and under `@leased`.
+    transaction that cannot commit, TransactionEnded when it ended that by SQL, and outside a worker, or called directly
+    by another actor, ReceiptBusy, LeaseBusy and LeaseUnavailable. Put it under `@dramatiq.actor` and under `@leased`.
     """
     if on_crash not in (None, "retry", "park"):
         raise ValueError(f'on_crash is "retry" or "park", not {on_crash!r}; leave it out if the effect is a row')
@@ -158,10 +158,11 @@ def run_inside(spec: Once, key: str, work: Callable[[], Any]) -> Any:
             with transaction.atomic(using=spec.using):
                 receipt = _insert(spec, key)
                 if receipt is None:
-                    if looks:
-                        _refuse_foreign(spec, key)
+                    if looks and refuse_foreign(spec, key) == Receipt.State.STARTED:
+                        raise ReceiptUnfinished(key)
                     raise _SomebodyElse
-                outcome = work()
+                with connections[spec.using].execute_wrapper(functools.partial(_stay_in_transaction, key)):
+                    outcome = work()
                 if not _can_commit(spec.using):
                     raise EffectRolledBack(key)
                 text = as_json(key, outcome)
@@ -184,12 +185,11 @@ class _SomebodyElse(Exception):
 
 
 def _insert(spec: Once, key: str) -> int | None:
-    message = current_message()
     try:
         return receipt_sql.insert(
             key,
             spec.name,
-            message_id=message.message_id if message else "",
+            message_id=current_id(),
             wait=conf.RECEIPT_WAIT,
             idle=conf.RECEIPT_IDLE,
             retention=spec.retention,
@@ -203,6 +203,18 @@ def _insert(spec: Once, key: str) -> int | None:
         raise
 
 
+def _stay_in_transaction(
+    key: str, execute: Callable[..., Any], sql: str, params: Any, many: bool, context: dict[str, Any]
+) -> Any:
+    """Execute one statement of the body; what comes after a COMMIT or ROLLBACK in SQL would not be the receipt's."""
+    result = execute(sql, params, many, context)
+    connection = context["connection"]
+    if connection.connection.info.transaction_status == TransactionStatus.IDLE:
+        connection.needs_rollback = True  # the body may go on in spite of the error, and PostgreSQL let it
+        raise TransactionEnded(key)
+    return result
+
+
 def _can_commit(using: str) -> bool:
     """Say whether the open transaction still can; if not, Django and PostgreSQL would roll it back without a word."""
     connection: Any = connections[using]  # the stubs do not know of the driver's connection
@@ -211,15 +223,3 @@ def _can_commit(using: str) -> bool:
         and connection.connection is not None
         and connection.connection.info.transaction_status == TransactionStatus.INTRANS
     )
-
-
-def _refuse_foreign(spec: Once, key: str) -> None:
-    """Raise if the receipt that is there will never be this function's."""
-    row = Receipt.objects.using(spec.using).filter(key=key).values_list("actor", "state").first()
-    if row is None:
-        return
-    owner, state = row
-    if owner != spec.name:
-        raise KeyTaken(key, actor=spec.name, owner=owner)
-    if state == Receipt.State.STARTED:
-        raise ReceiptUnfinished(key)

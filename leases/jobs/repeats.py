@@ -10,7 +10,7 @@ from typing import Any
 from django.db import connections, transaction
 
 from leases.jobs import receipt_sql
-from leases.jobs.errors import OutcomeNotJson
+from leases.jobs.errors import KeyTaken, OutcomeNotJson
 from leases.jobs.keys import KeyTemplate
 from leases.jobs.messages import current_message
 from leases.jobs.models import Receipt
@@ -56,6 +56,17 @@ def find_earlier(spec: Once, key: str) -> Earlier | None:
         key,
     )
     return Earlier(state, outcome)
+
+
+def refuse_foreign(spec: Once, key: str) -> str | None:
+    """Raise KeyTaken if the receipt that is there is another function's; return its state, None if there is none."""
+    row = Receipt.objects.using(spec.using).filter(key=key).values_list("actor", "state").first()
+    if row is None:
+        return None
+    owner, state = row
+    if owner != spec.name:
+        raise KeyTaken(key, actor=spec.name, owner=owner)
+    return str(state)
 
 
 def as_json(key: str, outcome: object) -> str | None:

@@ -63,10 +63,10 @@ def once_of(function: Callable[..., Any]) -> Once | None:
     return spec if isinstance(spec, Once) else None
 
 
-def key_of(message: "Message[Any]") -> str | None:
-    """Return the key that a message's job would run under; None if its actor gives it none, or is unknown."""
+def key_of(message: "Message[Any]", broker: dramatiq.Broker) -> str | None:
+    """Return the key that a message's job would run under; None if its actor gives it none, or `broker` has none."""
     try:
-        spec = once_of(dramatiq.get_broker().get_actor(message.actor_name).fn)
+        spec = once_of(broker.get_actor(message.actor_name).fn)
         return spec.key.of(*message.args, **message.kwargs) if spec else None
     except Exception:  # a template may look into the arguments, and they may be anything
         return None

@@ -36,8 +36,8 @@ SELECT count(t.id) FROM mine LEFT JOIN leases_turn t
 class Turn:
     """The place of the current message in the line for `resource`.
 
-    It only orders; what keeps two from running at once is the lease. A job that fails goes to the end of the line, so
-    that one bad job does not stop all behind it.
+    It only orders; what keeps two from running at once is the lease. A job that fails, or loses its lease, goes to
+    the end of the line, so that one bad job does not stop all behind it.
     """
 
     def __init__(self, resource: str, *, message_id: str, using: str) -> None:
@@ -64,12 +64,16 @@ class Turn:
 
     def wait_on(self, busy: LeaseBusy, *, ahead: int = 1) -> None:
         """Keep the place and look again soon: the resource is still busy."""
-        self._waiting = True
+        self.keep()
         delay: timedelta = conf.TURN_DELAY * min(ahead, _MAX_DELAYS)
         put_back(busy, delay=delay)
 
+    def keep(self) -> None:
+        """Keep the place beyond this run: the job could not begin, and its message comes again soon."""
+        self._waiting = True
+
     def end(self) -> None:
-        """Give up the place unless the message is to look again.
+        """Give up the place unless it is to be kept.
 
         An error is logged, not raised: the work is done, and the place is passed over after LEASES_TURN_PATIENCE.
         """

@@ -43,7 +43,7 @@ class DeadLetters(Middleware):
 
         while _KEPT not in message.options:
             try:
-                record(message)
+                record(message, broker)
             except (OperationalError, InterfaceError, InternalError) as error:
                 close_old_connections()
                 if self._leaving.is_set():

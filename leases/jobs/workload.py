@@ -125,7 +125,7 @@ def duplicates(
                 except DecodeError:
                     count["(cannot be read)"] += 1
                 else:
-                    count[key_of(message) or str(message)] += 1
+                    count[key_of(message, broker) or str(message)] += 1
         found += [(queue, job, number) for job, number in count.items() if number > 1]
     return sorted(found, key=lambda row: (-row[2], row[0], row[1]))
 

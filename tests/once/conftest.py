@@ -1,15 +1,22 @@
 """What the tests of jobs share: an empty Redis, workers, and a gate that keeps jobs from going on."""
 
+import logging
 from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import dramatiq
 import pytest
 from django_redis import get_redis_connection
+from dramatiq import Worker
+from dramatiq.brokers.stub import StubBroker
 from dramatiq.common import dq_name, xq_name
+from dramatiq.middleware import CurrentMessage
 
 from leases.jobs import workload
+from leases.jobs.brokers.middleware import DatabaseConnections
 from leases.jobs.workload import QueueState
 from project.broker import make_broker
 from tests.jobs.actors import QUEUE
@@ -98,3 +105,27 @@ def jobs(request: pytest.FixtureRequest, settings: Any, processes: Processes, ga
     yield started
     processes.close()
     started.close()
+
+
+@pytest.fixture
+def broker(settings: Any, caplog: pytest.LogCaptureFixture) -> Iterator[StubBroker]:
+    """A broker in this process, which says quickly what becomes of a message."""
+    settings.LEASES_RETRY_DELAY = timedelta(milliseconds=50)
+    caplog.set_level(logging.INFO, "leases")
+    broker = StubBroker(middleware=[DatabaseConnections(), CurrentMessage()])
+    before = dramatiq.get_broker()
+    dramatiq.set_broker(broker)
+    yield broker
+    broker.close()
+    dramatiq.set_broker(before)
+
+
+@contextmanager
+def working(broker: dramatiq.Broker) -> Iterator[None]:
+    """Have one thread work on the broker's messages meanwhile."""
+    worker = Worker(broker, worker_threads=1, worker_timeout=50)
+    worker.start()
+    try:
+        yield
+    finally:
+        worker.stop()

@@ -45,7 +45,7 @@ def page(name: str) -> str:
 def kill(name: str) -> DeadLetter:
     message: Any = dramatiq.MessageProxy(actors.welcome.message(name))
     message.stuff_exception(RuntimeError("<b>as told</b>"))
-    dead_letters.record(message)
+    dead_letters.record(message, dramatiq.get_broker())
     return DeadLetter.objects.get(key=f"welcome:{name}")
 
 

@@ -30,7 +30,7 @@ def died(*args: Any, error: Exception | None = None, **changes: Any) -> DeadLett
     message = actors.plain.message(*args).copy(**changes)
     proxy = dramatiq.MessageProxy(message)
     proxy.stuff_exception(error or RuntimeError("as told"))
-    dead_letters.record(proxy)
+    dead_letters.record(proxy, dramatiq.get_broker())
     return DeadLetter.objects.latest("id")
 
 
@@ -84,7 +84,7 @@ def test_message_with_a_long_id_and_an_error_without_text_is_kept() -> None:
 def test_message_whose_arguments_give_no_key_is_kept() -> None:
     """The template of the key looked into them, and raised what nobody expected."""
     message = actors.by_order.message({})
-    dead_letters.record(dramatiq.MessageProxy(message))
+    dead_letters.record(dramatiq.MessageProxy(message), dramatiq.get_broker())
     assert DeadLetter.objects.get().key == ""
 
 

@@ -1,16 +1,12 @@
 """A leased actor that another calls directly: what ends the inner one ends the outer one; one message goes back."""
 
-import logging
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 import dramatiq
 import pytest
 from django.db import OperationalError, connection, transaction
-from dramatiq import Worker
 from dramatiq.brokers.stub import StubBroker
 from dramatiq.middleware import CurrentMessage, Retries
 
@@ -20,32 +16,11 @@ from leases.jobs.actors import OnConflict
 from leases.jobs.brokers.middleware import DatabaseConnections
 from tests.leases.conftest import steal
 from tests.leases.threads import in_thread
+from tests.once.conftest import working
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 SHORT = timedelta(milliseconds=600)
-
-
-@pytest.fixture
-def broker(settings: Any, caplog: pytest.LogCaptureFixture) -> Iterator[StubBroker]:
-    settings.LEASES_RETRY_DELAY = timedelta(milliseconds=50)
-    caplog.set_level(logging.INFO, "leases")
-    broker = StubBroker(middleware=[DatabaseConnections(), CurrentMessage()])
-    before = dramatiq.get_broker()
-    dramatiq.set_broker(broker)
-    yield broker
-    broker.close()
-    dramatiq.set_broker(before)
-
-
-@contextmanager
-def working(broker: StubBroker) -> Iterator[None]:
-    worker = Worker(broker, worker_threads=1, worker_timeout=50)
-    worker.start()
-    try:
-        yield
-    finally:
-        worker.stop()
 
 
 def events(caplog: pytest.LogCaptureFixture, name: str) -> int:

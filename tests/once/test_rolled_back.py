@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 from django.db import DatabaseError, IntegrityError, connection, connections, transaction
+from django.db.transaction import TransactionManagementError
 
 from leases import once
 from leases.errors import LeaseError
-from leases.jobs.errors import EffectRolledBack
+from leases.jobs.errors import EffectRolledBack, TransactionEnded
 from leases.models import Receipt
 from tests.jobs.models import Effect
 
@@ -78,6 +79,29 @@ def test_body_inside_a_transaction_of_its_caller_is_told_and_the_caller_can_go_o
             job(1, undo)
     assert [effect.name for effect in Effect.objects.all()] == ["of the caller"]
     assert not Receipt.objects.exists()
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+@pytest.mark.parametrize("statement", ["ROLLBACK", "/* at the end */ commit", "SELECT 1; END"])
+def test_body_that_ends_its_transaction_by_sql_is_stopped_there(statement: str, goes_on: bool) -> None:
+    """The next statement would begin another transaction: an effect without a receipt, or a receipt without it."""
+
+    def end() -> None:
+        with connection.cursor() as cursor:
+            cursor.execute(statement)
+
+    def undo() -> None:
+        if goes_on:
+            with suppress(LeaseError):
+                end()
+        else:
+            end()
+        Effect.objects.create(name="beyond the receipt", pid=1)
+
+    with pytest.raises(TransactionManagementError if goes_on else TransactionEnded):
+        job(1, undo)
+    assert not Effect.objects.filter(name="beyond the receipt").exists()
+    assert Effect.objects.count() == Receipt.objects.count() == (0 if statement == "ROLLBACK" else 1)
 
 
 def test_body_that_undoes_to_a_savepoint_of_its_own_is_done() -> None:

@@ -146,7 +146,7 @@ def test_dead_letter_is_replayed_once_and_not_when_its_job_was_done_since(jobs: 
 def test_replay_of_a_job_that_was_done_meanwhile_is_refused() -> None:
     message: Any = dramatiq.MessageProxy(actors.welcome.message("ada"))
     message.stuff_exception(RuntimeError("as told"))
-    dead_letters.record(message)
+    dead_letters.record(message, dramatiq.get_broker())
     actors.welcome("ada")
     letter = DeadLetter.objects.get()
     with pytest.raises(AlreadyDone):
@@ -155,7 +155,7 @@ def test_replay_of_a_job_that_was_done_meanwhile_is_refused() -> None:
 
 
 def test_replay_that_the_broker_refuses_leaves_the_letter_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    dead_letters.record(dramatiq.MessageProxy(actors.plain.message("ada")))
+    dead_letters.record(dramatiq.MessageProxy(actors.plain.message("ada")), dramatiq.get_broker())
 
     def fail(*args: Any, **kwargs: Any) -> None:
         raise ConnectionError("as told")

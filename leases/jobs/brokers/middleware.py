@@ -73,6 +73,10 @@ class KeptRetries(Retries):
     def before_worker_shutdown(self, broker: dramatiq.Broker, worker: dramatiq.Worker) -> None:
         self._leaving.set()
 
+    def patient(self, broker: dramatiq.Broker) -> Any:
+        """Return what enqueues like `broker`, and waits while that is away and the worker may stay."""
+        return _Waiting(broker, self._leaving)
+
     def after_process_message(
         self,
         broker: dramatiq.Broker,
@@ -82,8 +86,7 @@ class KeptRetries(Retries):
         exception: BaseException | None = None,
     ) -> None:
         try:
-            waiting = _Waiting(broker, self._leaving)
-            super().after_process_message(waiting, message, result=result, exception=exception)
+            super().after_process_message(self.patient(broker), message, result=result, exception=exception)
         except _AWAY as error:
             logger.warning("%s could not be retried and will be delivered again: %s", message.message_id, error)
             leave(message)
@@ -153,5 +156,5 @@ class _Waiting:
             except _AWAY as error:
                 if self._leaving.is_set():
                     raise
-                logger.error("A retry could not be enqueued: %s. It is tried again in %s s.", error, ENQUEUE_AGAIN_S)
+                logger.error("The broker is away: %s. A job is enqueued again in %s s.", error, ENQUEUE_AGAIN_S)
                 self._leaving.wait(ENQUEUE_AGAIN_S)
