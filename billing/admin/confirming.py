@@ -13,6 +13,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import reverse
 
+from billing import outages
 from billing.admin.inspecting import FastAdmin
 from billing.errors import BillingError
 from leases.errors import LeaseError
@@ -51,7 +52,7 @@ def confirmed(
 
     `act` does it to one row, outside any transaction (it may take a lease), and returns what came of it. An entry with
     the reason is written to the row's history before, so that nothing is done without one; and another if `act` raises
-    a BillingError or a LeaseError, which is shown and stops no other row.
+    a BillingError or a LeaseError, or the database did not let it, which is shown and stops no other row.
     """
 
     def decorate(act: Act) -> Callable[..., HttpResponse | None]:
@@ -62,6 +63,11 @@ def confirmed(
             rows = list(queryset.order_by("pk")[: most + 1])
             if len(rows) > most:
                 page.message_user(request, f"Select {most} at most for this action.", messages.ERROR)
+                return None
+            if gone := len(set(request.POST.getlist(ACTION_CHECKBOX_NAME))) - len(rows):
+                text = f"Nothing is done with {gone} of the selected: changed meanwhile, so no longer in this list."
+                page.message_user(request, text, messages.WARNING)
+            if not rows:
                 return None
             answers = form(request.POST if "confirmed" in request.POST else None, rows=rows)
             if not answers.is_bound or not answers.is_valid():
@@ -113,6 +119,9 @@ def _act(
         except (BillingError, LeaseError) as error:
             page.log_change(request, row, f"Not done: {error}")
             refused.append(f"{row}: {error}")
+        except outages.OUTAGE as error:
+            page.log_change(request, row, f"Broken off: {outages.cause(error)}")
+            refused.append(f"{row}: broken off, look before you try again ({outages.cause(error)})")
     for level, lines in ((messages.SUCCESS, done), (messages.ERROR, refused)):
         for line in lines[:SHOWN_ROWS]:
             page.message_user(request, line, level)

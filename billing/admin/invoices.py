@@ -19,6 +19,7 @@ from billing.admin.confirming import Question, ReasonForm, confirmed
 from billing.admin.inspecting import Inspector, link, list_link
 from billing.admin.lines import SHOWN_LINES, LinesInline, percent
 from billing.admin.searching import NumberSearch
+from billing.errors import AlreadyVoid
 from billing.models import CreditNote, Invoice, InvoiceLine, UsageEvent
 from billing.slots import as_period
 from billing.wording import counted
@@ -49,6 +50,8 @@ class SendAgainForm(ReasonForm):
     one_at_a_time=True,
 )
 def void(invoice: Invoice, answers: dict[str, Any]) -> str:
+    if invoice.status == Invoice.Status.VOID:
+        raise AlreadyVoid(str(CreditNote.objects.get(invoice=invoice)))
     return f"taken back by {crediting.void(invoice.pk, answers['reason'])}"
 
 

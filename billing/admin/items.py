@@ -180,7 +180,7 @@ def _drafted(item: Item) -> dict[str, Any]:
         return {"refused": str(error)}
     currency = found.invoice.currency
     rows = [
-        (line.metric, line.subject, f"{line.quantity.normalize():f}", money.format_minor(line.net_minor, currency))
+        (line.metric, line.subject, money.exact_text(line.quantity), money.format_minor(line.net_minor, currency))
         for line in found.lines[:SHOWN_LINES]
     ]
     net = money.format_minor(found.invoice.net_minor, currency)

@@ -5,6 +5,7 @@ from django.db.models import Q, QuerySet
 from django.http import HttpRequest
 from django.utils.html import format_html
 
+from billing import money
 from billing.admin.inspecting import DatedPage, Inspector, link
 from billing.admin.searching import IndexedSearch
 from billing.models import UsageEvent
@@ -60,11 +61,11 @@ class UsageEventAdmin(IndexedSearch, Inspector):
 
     @admin.display(description="quantity")
     def shown_quantity(self, usage: UsageEvent) -> str:
-        return f"{usage.quantity.normalize():f}"
+        return money.exact_text(usage.quantity)
 
     @admin.display(description="amount", empty_value="by price")
     def shown_amount(self, usage: UsageEvent) -> str | None:
-        return None if usage.amount is None else f"{usage.currency} {usage.amount.normalize():f}"
+        return None if usage.amount is None else f"{usage.currency} {money.exact_text(usage.amount)}"
 
     @admin.display(description="invoice", empty_value="not yet")
     def shown_invoice(self, usage: UsageEvent) -> str | None:

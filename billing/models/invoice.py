@@ -1,11 +1,10 @@
-from decimal import Decimal
-
 from django.contrib.postgres.fields import DateRangeField
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db import models
 from django.db.models import F, Q
 from django.db.models.functions import Now
 
+from billing import money
 from leases import FencedModel
 
 # Each table below has the composite foreign key (invoice, customer) and its guards against change in the migration.
@@ -144,8 +143,8 @@ class InvoiceLine(FencedModel):
 
     @property
     def shown_quantity(self) -> str:
-        """The quantity without trailing zeros."""
-        return f"{Decimal(self.quantity).normalize():f}"
+        """The quantity with all its digits, without trailing zeros."""
+        return money.exact_text(self.quantity)
 
 
 class CreditNote(FencedModel):

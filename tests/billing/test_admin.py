@@ -14,7 +14,7 @@ from django.utils import timezone
 
 from billing import runs
 from billing.invoicing import invoice
-from billing.models import Customer, InvoiceLine, Item, Price, Run, TaxAnswer, UsageEvent
+from billing.models import Customer, Invoice, InvoiceLine, Item, Price, Run, TaxAnswer, UsageEvent
 from billing.periods import Period
 from leases.models import Incident
 from tests.billing.conftest import TaxService
@@ -221,6 +221,17 @@ def test_items_are_found_by_the_date_of_their_run_and_usage_by_when_it_was_recei
                 f"/admin/billing/{page}/", {f"{name}__year": 2025, f"{name}__month": 5, f"{name}__day": day}
             )
             assert len(shown.context["cl"].result_list) == count
+
+
+def test_quantity_of_33_digits_is_shown_with_all_of_them(tax: TaxService, admin_client: Client) -> None:
+    customer, quantity = make_customer("A"), "123456789012345678.123456789012345"
+    make_price("hours", "0.0001")
+    usage = make_usage(customer, "1", quantity)
+    runs.plan(MAY)
+    pages = [f"usageevent/{usage.pk}/change/", f"item/{Item.objects.get().pk}/preview/"]
+    assert [quantity in html(admin_client, page) for page in pages] == [True, True]
+    invoice(customer.pk, MAY)
+    assert quantity in html(admin_client, f"invoice/{Invoice.objects.get().pk}/change/")
 
 
 @pytest.mark.django_db

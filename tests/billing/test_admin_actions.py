@@ -1,10 +1,12 @@
 """What people do in the admin: each with a permission of its own, a page that asks, and an entry in the history."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from django.contrib.admin.models import LogEntry
-from django.db import connection
+from django.db import connection, connections
 from django.db.models.functions import Now
 from django.test import Client
 
@@ -54,6 +56,19 @@ def act(client: Client, model: str, action: str, *rows: Any, **answers: Any) -> 
     return client.post(f"/admin/billing/{model}/", data, follow=True).content.decode()
 
 
+@contextmanager
+def frozen_counter(series: str) -> Iterator[None]:
+    """Hold the number counter as a worker does that froze while it issued."""
+    other = connections.create_connection("default")
+    try:
+        with other.cursor() as cursor:
+            cursor.execute("BEGIN")
+            cursor.execute("INSERT INTO billing_series VALUES (%s, 1)", [series])
+            yield
+    finally:
+        other.close()
+
+
 def history() -> list[str]:
     return [entry.get_change_message() for entry in LogEntry.objects.order_by("pk")]
 
@@ -80,6 +95,34 @@ def test_void_takes_the_lease_and_leaves_an_entry(issued: Invoice, admin_client:
     page = html(admin_client, f"invoice/{issued.pk}/change/")
     assert "wrong &lt;price&gt;" in page
     assert "CN-000001" in page
+
+
+def test_second_void_is_said_to_have_done_nothing(issued: Invoice, admin_client: Client) -> None:
+    act(admin_client, "invoice", "void", issued, reason="wrong price")
+    assert "it was taken back by CN-000001 before" in act(admin_client, "invoice", "void", issued, reason="disputed")
+    assert history() == ["Void: wrong price", "Void: disputed", "Not done: it was taken back by CN-000001 before"]
+    assert CreditNote.objects.get().reason == "wrong price"
+
+
+def test_void_that_the_database_breaks_off_is_written_down_as_such(
+    issued: Invoice, admin_client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("billing.transactions.TRIES", 1)
+    with frozen_counter("CN"):
+        page = act(admin_client, "invoice", "void", issued, reason="wrong")
+    assert "broken off, look before you try again (canceling statement due to lock timeout)" in page
+    assert history() == ["Void: wrong", "Broken off: canceling statement due to lock timeout"]
+    assert Invoice.objects.get().status == "issued"
+
+
+def test_selected_row_that_left_the_list_meanwhile_is_said_to_be_left_alone(
+    customer: Customer, admin_client: Client
+) -> None:
+    data = {"action": "retry", "_selected_action": [Item.objects.get().pk], "confirmed": "yes", "reason": "r"}
+    for more in ({}, {"from_page": "yes"}):
+        page = admin_client.post("/admin/billing/item/?outcome=failed", data | more, follow=True).content.decode()
+        assert "Nothing is done with 1 of the selected" in page
+    assert history() == []
 
 
 def test_void_from_the_page_of_the_invoice_returns_to_it(issued: Invoice, admin_client: Client) -> None:
