@@ -20,9 +20,9 @@ from leases import Lease
 
 logger = logging.getLogger("billing.runs")
 
-# Everybody active, and whoever is closed but has usage left. The widest zones are 14 and 12 hours from UTC, so a day on
-# both sides is more than enough; the customer's own zone decides when it is rated.
-_WHO = """
+#: Everybody active, and whoever is closed but has usage left. The widest zones are 14 and 12 hours from UTC, so a day
+#: on both sides is more than enough; the customer's own zone decides when it is rated.
+WHO = """
 SELECT c.id FROM billing_customer c
  WHERE (%(everybody)s AND (c.status = 'active' OR EXISTS (
           SELECT FROM billing_usageevent u
@@ -34,7 +34,7 @@ SELECT c.id FROM billing_customer c
 
 _PLAN = f"""
 INSERT INTO billing_item (run_id, customer_id, outcome, reason, attempts, rescues)
-SELECT %(run)s, who.id, '', '', 0, 0 FROM ({_WHO}) who
+SELECT %(run)s, who.id, '', '', 0, 0 FROM ({WHO}) who
 """  # noqa: S608 - constants only
 
 _BEGIN = """
@@ -74,7 +74,7 @@ def plan(period: Period, *, codes: Collection[str] = ()) -> Run:
     _check_known(codes)
     with transaction.atomic(using), connections[using].cursor() as cursor:
         run = Run.objects.using(using).create(period=as_dates(period), cutoff_at=Now())
-        cursor.execute(_PLAN, {"run": run.pk, **_who(period, codes)})
+        cursor.execute(_PLAN, {"run": run.pk, **who(period, codes)})
         run.refresh_from_db()
     return run
 
@@ -83,11 +83,12 @@ def planned_customers(period: Period, *, codes: Collection[str] = ()) -> list[in
     """Return the ids of the customers that `plan()` would make items for; raises UnknownCustomers."""
     _check_known(codes)
     with connections[router.db_for_write(Run)].cursor() as cursor:
-        cursor.execute(_WHO, _who(period, codes))
+        cursor.execute(WHO, who(period, codes))
         return [pk for (pk,) in cursor.fetchall()]
 
 
-def _who(period: Period, codes: Collection[str]) -> dict[str, Any]:
+def who(period: Period, codes: Collection[str]) -> dict[str, Any]:
+    """Return the parameters of `WHO`."""
     return {"everybody": not codes, "codes": list(codes), "first": period.first, "end": period.end}
 
 

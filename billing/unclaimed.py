@@ -8,6 +8,7 @@ from zoneinfo import ZoneInfoNotFoundError
 
 from django.db import connections, router
 
+from billing import runs
 from billing.models import Customer, Run, UsageEvent
 from billing.periods import Period
 from billing.slots import as_period
@@ -33,6 +34,15 @@ SELECT c.code, count(*), min(u.occurred_at), max(u.occurred_at)
  WHERE i.run_id = %(run)s AND i.outcome IN ('issued', 'already_invoiced', 'skipped')
  GROUP BY c.code ORDER BY count(*) DESC, c.code
 """
+
+
+_TO_COME = f"""
+SELECT count(*), max(z.ends_at)
+  FROM ({runs.WHO}) who
+  JOIN billing_customer c ON c.id = who.id
+  JOIN unnest(%(zones)s::text[], %(ends)s::timestamptz[]) AS z(zone, ends_at) ON z.zone = c.timezone
+ WHERE z.ends_at > clock_timestamp()
+"""  # noqa: S608 - constants only
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +72,19 @@ def left_by(run: Run) -> list[Unclaimed]:
     """Return the unclaimed usage up to the end of the run's period, of customers that the run is done with."""
     ends = {zone: bounds[1] for zone, bounds in _bounds(as_period(run.period)).items()}
     return _found(_LEFT_BY, zones=list(ends), ends=list(ends.values()), run=run.pk)
+
+
+def to_come(period: Period, *, codes: Collection[str] = ()) -> tuple[int, datetime] | None:
+    """Return for how many customers of a run over `period` it is not over yet, and when it is for the last of them.
+
+    What they use until then comes after the run's cutoff. None where it is over for everybody.
+    """
+    ends = {zone: bounds[1] for zone, bounds in _bounds(period).items()}
+    with connections[router.db_for_write(UsageEvent)].cursor() as cursor:
+        parameters = {"zones": list(ends), "ends": list(ends.values()), **runs.who(period, codes)}
+        cursor.execute(_TO_COME, parameters)
+        count, until = cursor.fetchone()
+    return (count, until) if count else None
 
 
 def _bounds(period: Period) -> dict[str, tuple[datetime, datetime]]:

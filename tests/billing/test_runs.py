@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
+from zoneinfo import ZoneInfo
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.utils import timezone
 
 from billing import queueing, runs
 from billing.invoicing import invoice
@@ -347,6 +349,24 @@ def test_usage_that_no_run_takes_is_told_by_bill_and_by_the_status(
     ]
     call_command("bill", "2026-05", "--customer", "other")
     assert "no invoice" not in capsys.readouterr().err
+
+
+def test_bill_tells_that_the_period_is_not_over_for_everybody(
+    tax: TaxService, capsys: pytest.CaptureFixture[str]
+) -> None:
+    west, east = "Etc/GMT+12", "Pacific/Kiritimati"  # UTC-12 and UTC+14: some day is over in one only
+    make_customer("west", timezone=west)
+    make_customer("east", timezone=east)
+    today = timezone.now().astimezone(ZoneInfo(west)).date()
+    until = Period(today, today + timedelta(days=1)).bounds(west)[1]
+    call_command("bill", f"{today}/{today + timedelta(days=1)}", "--dry-run")
+    assert (
+        f"is not over for 1 customer, for the last until {until:%Y-%m-%d %H:%M} UTC: what they use until then is on no"
+        in capsys.readouterr().err
+    )
+    call_command("bill", f"{today}/{today + timedelta(days=1)}", "--dry-run", "--customer", "east")
+    call_command("bill", f"{today - timedelta(days=1)}/{today}", "--dry-run")
+    assert "is not over" not in capsys.readouterr().err
 
 
 def test_hours_that_the_next_invoice_takes_are_not_told(tax: TaxService, capsys: pytest.CaptureFixture[str]) -> None:

@@ -103,6 +103,13 @@ class Command(BaseCommand):
             sys.exit(PARKED)
 
     def _warn_of_unclaimed(self, period: Period, codes: list[str]) -> None:
+        if to_come := unclaimed.to_come(period, codes=codes):
+            customers, until = to_come
+            self.stderr.write(
+                f"{period} is not over for {counted(customers, 'customer')}, for the last until {until:%Y-%m-%d %H:%M} "
+                "UTC: what they use until then is on no invoice unless theirs is voided and billed again.",
+                self.style.WARNING,
+            )
         found = unclaimed.before(period, codes=codes)
         if found:
             self.stderr.write(
