@@ -6,7 +6,6 @@ import os
 import queue
 import random
 import socket
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -93,13 +92,13 @@ class Drainer:
         self._ends_at = None if max_runtime is None else time.monotonic() + max_runtime.total_seconds()
         self._progress = progress
         self._claim_ttl = pace.claim_ttl
-        self._stopping = threading.Event()
+        self._is_stopping = False  # no Event, whose lock a signal handler would wait for
         self._stopped_at = 0.0
         # Answers of the senders, and words to the loop. SimpleQueue.put may be called from a signal handler.
         self._inbox: queue.SimpleQueue[Answered | Word] = queue.SimpleQueue()
         self._statements = Statements(using)
         self._lanes = [
-            Lane(name, pace, self._statements, drainer_name(), self.report.tally, self._stopping, self._inbox.put)
+            Lane(name, pace, self._statements, drainer_name(), self.report.tally, lambda: self._is_stopping, self._inbox.put)
             for name in names
         ]
         self._by_name = {lane.name: lane for lane in self._lanes}
@@ -113,9 +112,9 @@ class Drainer:
 
     def stop(self) -> None:
         """End soon: nothing new is started. May be called from a signal handler or another thread."""
-        if not self._stopping.is_set():
+        if not self._is_stopping:
             self._stopped_at = boottime()
-        self._stopping.set()
+        self._is_stopping = True
         self._inbox.put(Word.STOP)
 
     def wake(self) -> None:
@@ -137,7 +136,7 @@ class Drainer:
             self._listener.start()
         try:
             while not self._done():
-                if self._ends_at is not None and time.monotonic() >= self._ends_at and not self._stopping.is_set():
+                if self._ends_at is not None and time.monotonic() >= self._ends_at and not self._is_stopping:
                     self.stop()
                 try:
                     self._turn()
@@ -156,7 +155,7 @@ class Drainer:
                     logger.exception("stops, and marks what is in hand first")
                     self.stop()
         finally:
-            self._stopping.set()
+            self._is_stopping = True
             if self._listener:
                 self._listener.end()
             for lane in self._lanes:
@@ -167,14 +166,14 @@ class Drainer:
 
     def _turn(self) -> None:
         for lane in self._lanes:
-            if self._stopping.is_set():
+            if self._is_stopping:
                 lane.give_back()
             # Otherwise the next intent takes the marks along; not while the database makes trouble in between.
             if self._backoff or not lane.could_start:
                 lane.mark()
-        if not self._stopping.is_set():
+        if not self._is_stopping:
             self._verify()
-        if not self._stopping.is_set():
+        if not self._is_stopping:
             self._sweep()
             self._measure()
             for lane in self._lanes:
@@ -211,20 +210,20 @@ class Drainer:
             return True
         if any(lane.busy for lane in self._lanes):
             return False
-        if self._stopping.is_set() or self._left == 0:
+        if self._is_stopping or self._left == 0:
             return True
         return self._until is not Until.STOPPED and not any(self._may_claim(lane) for lane in self._lanes)
 
     @property
     def _stopped_too_long_ago(self) -> bool:
         """Whether no claim from before the stop can still be running: what is in hand now hangs, and is swept."""
-        return self._stopping.is_set() and boottime() - self._stopped_at > self._claim_ttl.total_seconds()
+        return self._is_stopping and boottime() - self._stopped_at > self._claim_ttl.total_seconds()
 
     def _wait(self) -> float:
         """Seconds until something is to be done without being told."""
         if self._done() or any(lane.has_news for lane in self._lanes):
             return 0.0
-        if self._stopping.is_set():
+        if self._is_stopping:
             return LONGEST_WAIT_STOPPING
         now = time.monotonic()
         waits = [self._sweeper.wait()]

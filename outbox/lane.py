@@ -2,7 +2,6 @@
 
 import logging
 import math
-import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
@@ -47,7 +46,7 @@ class Lane:
         statements: Statements,
         drainer: str,
         tally: Counter[str],
-        stopping: threading.Event,
+        is_stopping: Callable[[], bool],
         tell: Callable[[Answered], None],
     ) -> None:
         self.name = name
@@ -57,7 +56,7 @@ class Lane:
         self._tally = tally
         self._channel = channels.channel(name)
         self._micro_batch = pace.micro_batch or self._channel.micro_batch
-        self._senders = Senders(lambda: channels.channel(name), pace.concurrency, stopping, tell)
+        self._senders = Senders(lambda: channels.channel(name), pace.concurrency, is_stopping, tell)
         # A message is only started with this much time left, so that it ends before its claim does.
         self._needed = min(self._channel.send_timeout, pace.claim_ttl / 2).total_seconds()
         self._waiting: deque[Held] = deque()

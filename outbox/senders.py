@@ -31,11 +31,11 @@ class Senders:
         self,
         make_channel: Callable[[], Channel],
         count: int,
-        stopping: threading.Event,
+        is_stopping: Callable[[], bool],
         tell: Callable[[Answered], None],
     ) -> None:
         self._make_channel = make_channel
-        self._stopping = stopping
+        self._is_stopping = is_stopping
         self._tell = tell
         self._work: queue.SimpleQueue[tuple[int, Sequence[Parcel]] | None] = queue.SimpleQueue()
         self._count = count
@@ -56,18 +56,19 @@ class Senders:
         self._work.put((claim, parcels))
 
     def close(self, timeout: float = 2.0) -> None:
-        """Let the threads close their connections; they are not waited for longer than `timeout` seconds each."""
+        """Let the threads close their connections; they are not waited for longer than `timeout` seconds in all."""
+        ends_at = time.monotonic() + timeout
         for _ in self._threads:
             self._work.put(None)
         for thread in self._threads:
-            thread.join(timeout)
+            thread.join(max(0.0, ends_at - time.monotonic()))
 
     def _run(self) -> None:
         channel: Channel | None = None
         while (work := self._work.get()) is not None:
             claim, parcels = work
             for parcel in parcels:
-                if self._stopping.is_set() or parcel.deadline.remaining() <= 0:
+                if self._is_stopping() or parcel.deadline.remaining() <= 0:
                     answer = Answer(Outcome.NOT_STARTED)
                 else:
                     self._sending[threading.get_ident()] = parcel.deadline

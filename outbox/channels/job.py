@@ -62,6 +62,9 @@ class JobChannel(Channel):
         except Exception as error:
             raise PermanentFailure(f"the broker message cannot be made: {error!r}") from error
         broker = dramatiq.get_broker()
+        if getattr(broker, "confirm_delivery", True) is False:
+            words = f"{type(broker).__name__} may lose a message unseen; make it with confirm_delivery=True"
+            return Answer(Outcome.NOT_HANDED_OVER, words, unreachable=True)
         parcel.deadline.check()
         try:
             broker.declare_queue(message.queue_name)

@@ -10,6 +10,7 @@ import pytest
 import redis
 from django.db import transaction
 from django.utils import timezone
+from dramatiq.brokers.rabbitmq import RabbitmqBroker
 from dramatiq.brokers.redis import RedisBroker
 
 import outbox
@@ -94,3 +95,18 @@ def test_broker_that_is_away_costs_no_attempts_and_loses_nothing(server: Private
 def test_content_that_is_no_job_is_refused(content: dict[str, Any], reason: str, server: PrivateRedis) -> None:
     with pytest.raises(errors.InvalidContent, match=reason), transaction.atomic():
         outbox.publish("job", content, dedupe_key="k")
+
+
+def test_broker_that_confirms_nothing_is_given_nothing(server: PrivateRedis, drain: Drain) -> None:
+    """RabbitMQ may lose what it did not confirm, and Dramatiq does not ask it to unless it is told so."""
+    publish()
+    before = dramatiq.get_broker()
+    dramatiq.set_broker(RabbitmqBroker(url="amqp://127.0.0.1:1"))
+    try:
+        drain(channel="job")
+    finally:
+        dramatiq.set_broker(before)
+    message = Message.objects.get()
+    assert (message.state, message.attempts) == (State.PENDING, 0)
+    assert "confirm_delivery=True" in message.last_error
+    assert message.resend_until is None  # it is known not to be there

@@ -5,17 +5,23 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import pytest
 from django.core.management import call_command
 from django.db import connection
 
+from outbox.channels.base import Answer, Deadline, Outcome, Parcel
 from outbox.models import Decision, Message, State
+from outbox.senders import Senders
 from tests.servers.processes import BASE_DIR, Processes
 from tests.waiting import wait_until
 
+from .conftest import drainer
+from .odd_channels import OddChannel
 from .smtp_server import MailServer
 from .test_drain import fill
 
@@ -42,6 +48,50 @@ def test_terminal_that_closes_lets_the_drainer_finish_what_is_in_hand(
     assert process.wait() == 0, process.output()
     # One that was declared and not begun yet goes back as well.
     assert set(Message.objects.values_list("state", "attempts")) <= {(State.PENDING, 0), (State.SENT, 1)}
+
+
+def test_signal_that_comes_in_the_middle_of_the_one_before_is_taken() -> None:
+    """At whatever line of stop(): a lock taken there would be waited for by its own thread."""
+
+    def stop_twice(line: int) -> None:
+        stopped, left = drainer(), line
+
+        def on_line(frame: FrameType, event: str, argument: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                stopped.stop()
+            return on_line
+
+        sys.settrace(on_line)
+        stopped.stop()
+        sys.settrace(None)
+        connection.close()
+
+    for line in range(1, 30):
+        thread = threading.Thread(target=stop_twice, args=[line], daemon=True)
+        thread.start()
+        thread.join(5)
+        assert not thread.is_alive(), line
+
+
+def test_threads_that_hang_are_waited_for_together() -> None:
+    goes_on = threading.Event()
+
+    class Stuck(OddChannel):
+        def send(self, parcel: Parcel) -> Answer:
+            goes_on.wait(20)
+            return Answer(Outcome.ACCEPTED)
+
+    senders = Senders(lambda: Stuck("odd"), 8, lambda: False, lambda answered: None)
+    for number in range(8):
+        senders.hand(1, [Parcel(number, "odd", "k", {}, 1, Deadline.after(60))])
+    began = time.monotonic()
+    senders.close(0.25)
+    took = time.monotonic() - began
+    goes_on.set()
+    wait_until(lambda: not any(thread.name.startswith("outbox-sender") for thread in threading.enumerate()))
+    assert took < 1
 
 
 def test_command_gives_the_signals_back_when_it_ends(mail_server: MailServer) -> None:
