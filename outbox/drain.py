@@ -97,10 +97,8 @@ class Drainer:
         # Answers of the senders, and words to the loop. SimpleQueue.put may be called from a signal handler.
         self._inbox: queue.SimpleQueue[Answered | Word] = queue.SimpleQueue()
         self._statements = Statements(using)
-        self._lanes = [
-            Lane(name, pace, self._statements, drainer_name(), self.report.tally, lambda: self._is_stopping, self._inbox.put)
-            for name in names
-        ]
+        shared = (self._statements, drainer_name(), self.report.tally, lambda: self._is_stopping, self._inbox.put)
+        self._lanes = [Lane(name, pace, *shared) for name in names]
         self._by_name = {lane.name: lane for lane in self._lanes}
         self._sweeper = Sweeper(self._statements, pace.claim_ttl)
         self._listener = Listener(using, self.wake) if listen else None

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from django.db import connections, router
+from django.db import connections, router, transaction
 from django.utils import timezone
 
 from outbox import channels, wakeup
@@ -96,10 +96,16 @@ def cancel(dedupe_key: str, *, using: str | None = None) -> bool:
     alias = _in_transaction("cancel()", using)
     if _NOT_STORABLE.search(dedupe_key):
         return False
+    before = transaction.savepoint(alias)
     with connections[alias].cursor() as cursor:
         cursor.execute(statement("cancel"), {"dedupe_key": dedupe_key})
         row = cursor.fetchone()
-        return row is not None and bool(row[0])
+    if row is None:
+        # Having waited for an intent, PostgreSQL keeps the row locked for us, and the drainer's mark would wait.
+        transaction.savepoint_rollback(before, alias)
+        return False
+    transaction.savepoint_commit(before, alias)
+    return bool(row[0])
 
 
 def _in_transaction(what: str, using: str | None) -> str:

@@ -3,6 +3,7 @@
 import socket
 import threading
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from django.core.management import CommandError, call_command
 from django.db import DatabaseError, connection, transaction
 from django.utils import timezone
 
+import outbox
 from outbox import decisions
 from outbox.channels import cutting
 from outbox.channels.base import Answer, Outcome
@@ -68,6 +70,51 @@ def test_drainer_does_not_run_inside_a_transaction(mail_server: MailServer, publ
     with pytest.raises(CommandError, match="inside a transaction"), transaction.atomic():
         call_command("drain_outbox", "--until-empty")
     assert not mail_server.received
+
+
+def test_cancel_that_came_too_late_holds_up_no_drainer_until_its_transaction_ends(publish: Publish) -> None:
+    """One that meets an intent just being committed waits for it and changes nothing, yet PostgreSQL keeps the row
+    locked for it: the mark would wait for whatever else the caller's transaction does."""
+    message: Any = publish()
+    held = {"claim": 7, "claimed_until": timezone.now() + timedelta(minutes=1)}
+    Message.objects.update(state=State.CLAIMED, **held)
+    answers: list[bool] = []
+    answered, marked = threading.Event(), threading.Event()
+
+    def cancel_and_go_on() -> None:
+        try:
+            with transaction.atomic():
+                answers.append(outbox.cancel(message.dedupe_key))
+                answered.set()
+                marked.wait(20)
+        finally:
+            connection.close()
+
+    cancelling = threading.Thread(target=cancel_and_go_on)
+    with transaction.atomic():
+        Message.objects.update(state=State.SENDING)  # the intent
+        cancelling.start()
+        waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '-- cancel:%'"
+        wait_until(lambda: fetched(waiting) == 1)
+    try:
+        assert answered.wait(10)
+        assert answers == [False]
+        with connection.cursor() as cursor:
+            cursor.execute("SET lock_timeout = '2s'")
+        Statements("default").mark_and_intend(7, {message.id: Answer(Outcome.ACCEPTED)}, 7, [])
+        assert cancelling.is_alive()
+    finally:
+        marked.set()
+        cancelling.join()
+        connection.close()
+    assert Message.objects.get().state == State.SENT
+
+
+def fetched(query: str) -> Any:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_stat_clear_snapshot()")
+        cursor.execute(query)
+        return cursor.fetchone()[0]
 
 
 def test_decision_that_does_not_commit_holds_up_no_drainer(publish: Publish, monkeypatch: pytest.MonkeyPatch) -> None:
