@@ -34,8 +34,8 @@ class Verb(ABC):
     examples: ClassVar[str]
 
     def __init__(self, write: Callable[[str], object], warn: Callable[[str], object]) -> None:
-        self.write = write
-        self.warn = warn
+        self.write: Callable[[str], object] = lambda line: write(_printable(line))
+        self.warn: Callable[[str], object] = lambda line: warn(_printable(line))
 
     @classmethod
     @abstractmethod
@@ -55,6 +55,11 @@ class Verb(ABC):
         widths = [max(len(row[column]) for row in cells) for column in range(len(headings))]
         for row in cells:
             self.write("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _printable(line: str) -> str:
+    """Return the line with what moves a cursor or begins another line spelled out; names may hold any character."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in line)
 
 
 def duration(text: str) -> timedelta:

@@ -71,6 +71,16 @@ def test_ls_shows_who_holds_what_and_for_how_long_yet(redis: Any) -> None:
     assert listed[taken]["state"] == "taken"
 
 
+@pytest.mark.parametrize("verb", ["ls", "show"])
+def test_name_that_would_move_the_cursor_or_begin_a_line_is_shown_as_text(verb: str, redis: Any) -> None:
+    name = "customer:\x1b[2J1\nnothing is leased"
+    steal(name)
+    redis.set(key_of(name), b"\x1b[2J", px=5000)
+    out = leases(verb, *([name] if verb == "show" else []))[1]
+    assert "customer:\\x1b[2J1\\nnothing is leased" in out
+    assert "\x1b" not in out
+
+
 def test_ls_can_be_narrowed() -> None:
     for number in range(3):
         steal(f"customer:{number}")
