@@ -8,6 +8,7 @@ from django.core.checks import CheckMessage, Error, register
 
 from billing.conf import conf
 from billing.errors import WrongSender
+from billing.models import Series
 
 
 @register()
@@ -47,6 +48,20 @@ def invoices_have_a_sender(**_: Any) -> list[CheckMessage]:
     except WrongSender as error:
         return [Error(f"{error}.", hint=f"Set {error.setting} to one address: billing@example.org.", id="billing.E003")]
     return []
+
+
+@register()
+def series_have_names(**_: Any) -> list[CheckMessage]:
+    most = Series._meta.get_field("name").max_length or 0
+    return [
+        Error(
+            f"BILLING_{name} is {series!r}, which cannot stand before a number.",
+            hint=f"Set it to 1 to {most} printable characters: INV.",
+            id="billing.E005",
+        )
+        for name, series in (("SERIES", conf.SERIES), ("CREDIT_SERIES", conf.CREDIT_SERIES))
+        if not series.isprintable() or series != series.strip() or not 1 <= len(series) <= most
+    ]
 
 
 @register()

@@ -10,6 +10,7 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Error, register
 
 from leases.jobs.brokers import TIME_LIMIT_MARGIN
+from outbox.channels.email_rendering import one_address
 from project.devservices.checkout import Checkout
 
 
@@ -32,6 +33,28 @@ def absent_servers() -> list[str]:
         return []
     running = {s.name for s in Checkout(settings.BASE_DIR / ".local").started_servers() if s.is_running()}
     return [name for name in settings.DEVSERVICES if name not in running]
+
+
+@register()
+def alerts_can_be_mailed(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+    """Find operators who are to be told of incidents and have no address (project.E003)."""
+    return [
+        Error(
+            f"ALERT_EMAILS names {address!r}, to which no mail can be sent.",
+            hint="Write addresses, separated by commas: ops@example.org,night@example.org.",
+            id="project.E003",
+        )
+        for address in settings.ALERT_EMAILS
+        if not _is_address(address)
+    ]
+
+
+def _is_address(text: str) -> bool:
+    try:
+        one_address("it", text)
+    except ValueError:
+        return False
+    return True
 
 
 @register()

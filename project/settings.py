@@ -3,6 +3,7 @@
 Every variable is listed, with its meaning, in `.env.example`. Without any, the defaults are those of production.
 """
 
+import logging
 from datetime import timedelta
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -20,7 +21,33 @@ env_file = Path(env.str("ENV_FILE", default=str(BASE_DIR / ".env")))
 if env_file.is_file():
     env.read_env(env_file)
 
-DEBUG = env.bool("DEBUG", default=False)
+
+def switch(name: str, *, default: bool) -> bool:
+    """Return a variable that is on or off; any other word is refused, since it may be meant to switch on."""
+    value = env.str(name, default="").strip().lower()
+    if value in ("on", "true", "yes", "y", "ok", "1"):
+        return True
+    if value in ("off", "false", "no", "n", "0"):
+        return False
+    if value:
+        raise ImproperlyConfigured(f"{name} is {value!r}: write on or off.")
+    return default
+
+
+def whole(name: str, default: int) -> int:
+    """Return a variable that is a whole number, or say in one sentence that it is none."""
+    value = env.str(name, default="").strip() or str(default)
+    if not (value.isascii() and value.isdigit()):
+        raise ImproperlyConfigured(f"{name} is {value!r}: write a whole number, as in {default}.")
+    return int(value)
+
+
+def listed(name: str, default: tuple[str, ...] = ()) -> list[str]:
+    """Return what a variable lists, separated by commas; a blank after a comma belongs to nothing."""
+    return [value.strip() for value in env.list(name, default=default) if value.strip()]
+
+
+DEBUG = switch("DEBUG", default=False)
 
 
 def required(name: str, what: str, development_default: str) -> str:
@@ -48,14 +75,14 @@ def seconds(name: str, default: float) -> timedelta:
 # Security
 
 SECRET_KEY = required("SECRET_KEY", "give 50 random characters", "insecure-development-key")
-ALLOWED_HOSTS = env.list("ALLOWED_HOSTS", default=["localhost", "127.0.0.1", "[::1]"] if DEBUG else [])
-CSRF_TRUSTED_ORIGINS = env.list("CSRF_TRUSTED_ORIGINS", default=[])
+ALLOWED_HOSTS = listed("ALLOWED_HOSTS", ("localhost", "127.0.0.1", "[::1]") if DEBUG else ())
+CSRF_TRUSTED_ORIGINS = listed("CSRF_TRUSTED_ORIGINS")
 
-HTTPS = env.bool("HTTPS", default=not DEBUG)
+HTTPS = switch("HTTPS", default=not DEBUG)
 SECURE_SSL_REDIRECT = SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = HTTPS
-SECURE_HSTS_SECONDS = env.int("HSTS_SECONDS", default=31_536_000) if HTTPS else 0
+SECURE_HSTS_SECONDS = whole("HSTS_SECONDS", 31_536_000) if HTTPS else 0
 SECURE_HSTS_INCLUDE_SUBDOMAINS = SECURE_HSTS_PRELOAD = HTTPS
-if env.bool("BEHIND_TLS_PROXY", default=False):
+if switch("BEHIND_TLS_PROXY", default=False):
     SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
 
 # Applications
@@ -126,7 +153,7 @@ DATABASE_URL = required(
     development.get("DATABASE_URL", "postgresql://postgres@127.0.0.1:1/invoice_once"),
 )
 DATABASES = {"default": env.db_url_config(DATABASE_URL)}
-DATABASES["default"]["CONN_MAX_AGE"] = env.int("DATABASE_CONN_MAX_AGE", default=60)
+DATABASES["default"]["CONN_MAX_AGE"] = whole("DATABASE_CONN_MAX_AGE", 60)
 DATABASES["default"]["CONN_HEALTH_CHECKS"] = True
 DATABASES["default"].setdefault("OPTIONS", {}).setdefault("connect_timeout", 5)
 
@@ -164,21 +191,21 @@ CACHES = {
 # Mail
 
 EMAIL_HOST = env.str("EMAIL_HOST", default="localhost")
-EMAIL_PORT = env.int("EMAIL_PORT", default=25)
+EMAIL_PORT = whole("EMAIL_PORT", 25)
 EMAIL_HOST_USER = env.str("EMAIL_HOST_USER", default="")
 EMAIL_HOST_PASSWORD = env.str("EMAIL_HOST_PASSWORD", default="")
-EMAIL_USE_TLS = env.bool("EMAIL_USE_TLS", default=False)
-EMAIL_USE_SSL = env.bool("EMAIL_USE_SSL", default=False)
+EMAIL_USE_TLS = switch("EMAIL_USE_TLS", default=False)
+EMAIL_USE_SSL = switch("EMAIL_USE_SSL", default=False)
 EMAIL_TIMEOUT = seconds("EMAIL_TIMEOUT_SECONDS", 10.0).total_seconds()
 DEFAULT_FROM_EMAIL = env.str("DEFAULT_FROM_EMAIL", default="billing@localhost")
 SERVER_EMAIL = DEFAULT_FROM_EMAIL
-ALERT_EMAILS = env.list("ALERT_EMAILS", default=[])
+ALERT_EMAILS = listed("ALERT_EMAILS")
 
 # Billing
 
 BILLING_TAX_URL = env.str("BILLING_TAX_URL", default="http://127.0.0.1:8899")
 BILLING_TAX_TIMEOUT = seconds("BILLING_TAX_TIMEOUT_SECONDS", min(15.0, LEASES_TTL.total_seconds() / 4))
-BILLING_TAX_LINES_PER_REQUEST = env.int("BILLING_TAX_LINES_PER_REQUEST", default=100)
+BILLING_TAX_LINES_PER_REQUEST = whole("BILLING_TAX_LINES_PER_REQUEST", 100)
 BILLING_SERIES = env.str("BILLING_SERIES", default="INV")
 BILLING_CREDIT_SERIES = env.str("BILLING_CREDIT_SERIES", default="CN")
 BILLING_EMAIL_FROM = env.str("BILLING_EMAIL_FROM", default="")
@@ -187,6 +214,8 @@ BILLING_EMAIL_FROM = env.str("BILLING_EMAIL_FROM", default="")
 
 LOG_FORMAT = env.str("LOG_FORMAT", default="plain", choices=["plain", "json"])
 LOG_LEVEL = env.str("LOG_LEVEL", default="INFO").upper()
+if LOG_LEVEL not in logging.getLevelNamesMapping():
+    raise ImproperlyConfigured(f"LOG_LEVEL is {LOG_LEVEL!r}: write DEBUG, INFO, WARNING, ERROR or CRITICAL.")
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,

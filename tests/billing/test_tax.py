@@ -263,6 +263,14 @@ def test_sender_must_be_one_address(settings: Settings, sender: str) -> None:
     assert found_by_checks() == []
 
 
+@pytest.mark.parametrize("series", ["", " ", "INV\n", "INVOICES-OF-THE-YEAR-2026"])
+def test_series_must_fit_before_a_number(settings: Settings, series: str) -> None:
+    settings.BILLING_SERIES = series
+    assert found_by_checks() == ["billing.E005"]
+    settings.BILLING_SERIES, settings.BILLING_CREDIT_SERIES = "2026/INV", series
+    assert found_by_checks() == ["billing.E005"]
+
+
 @pytest.mark.parametrize("url", ["", "localhost:8899", "ftp://tax.example.org", "http://", "http://[::1"])
 def test_address_of_the_tax_service_that_is_none_parks_nobody(
     tax: TaxService, customer: Customer, settings: Settings, url: str

@@ -119,9 +119,39 @@ def test_seconds_that_are_none_are_refused_by_the_name_of_the_variable_and_of_th
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "advice"),
+    [
+        ("HTTPS", "enabled", "write on or off"),
+        ("EMAIL_USE_TLS", "starttls", "write on or off"),
+        ("EMAIL_PORT", "smtp", "write a whole number, as in 25"),
+        ("BILLING_TAX_LINES_PER_REQUEST", "-1", "write a whole number, as in 100"),
+        ("LOG_LEVEL", "LOUD", "write DEBUG, INFO, WARNING, ERROR or CRITICAL"),
+    ],
+)
+def test_value_that_is_none_is_refused_in_one_sentence(name: str, value: str, advice: str) -> None:
+    completed = manage("check", env={**PRODUCTION, name: value})
+    assert completed.returncode == 1
+    assert completed.stderr == f"manage.py: {name} is {value!r}: {advice}.\n"
+
+
+def test_blank_after_a_comma_belongs_to_no_name() -> None:
+    assert setting("ALLOWED_HOSTS", {**PRODUCTION, "ALLOWED_HOSTS": "a.example.org, b.example.org,"}) == [
+        "a.example.org",
+        "b.example.org",
+    ]
+
+
+def test_alert_that_could_not_be_mailed_to_an_operator_is_found_beforehand(redis_server: PrivateRedis) -> None:
+    env = {**PRODUCTION, "REDIS_URL": redis_server.url, "ALERT_EMAILS": "ops@example.org, night-shift"}
+    completed = manage("check", env=env)
+    assert completed.returncode == 1
+    assert "(project.E003) ALERT_EMAILS names 'night-shift', to which no mail can be sent" in completed.stderr
+
+
 def test_every_variable_is_in_the_example() -> None:
     source = (BASE_DIR / "project/settings.py").read_text()
-    read = set(re.findall(r'(?:env\.\w+|required|seconds)\(\s*"([A-Z_]+)"', source))
+    read = set(re.findall(r'(?:env\.\w+|required|seconds|switch|whole|listed)\(\s*"([A-Z_]+)"', source))
     listed = set(re.findall(r"^#?([A-Z_]+)=", (BASE_DIR / ".env.example").read_text(), re.MULTILINE))
     assert len(read) > 20
     assert read == listed
