@@ -14,6 +14,8 @@ logger = logging.getLogger("leases")
 
 #: A job far back in the line looks again after this many delays at most.
 _MAX_DELAYS = 20
+#: Places, by alias, resource and message, whose jobs ended while the database was away: given up with the next look.
+_left: set[tuple[str, str, str]] = set()
 
 # Keeps or takes a place in the line, clears away places of jobs that have not looked for too long (their message is
 # lost, or stands in a long queue), and counts who is in front.
@@ -51,6 +53,9 @@ class Turn:
         patience = f"{conf.TURN_PATIENCE.total_seconds()} s"
         try:
             fence.reopen_if_closed(self.using)
+            for place in _left.copy():
+                if place[0] == self.using:
+                    _give_up(place)
             with connections[self.using].cursor() as cursor:
                 cursor.execute(_LOOK, {"resource": self.resource, "message_id": self.message_id, "patience": patience})
                 ahead = int(cursor.fetchone()[0])
@@ -75,15 +80,21 @@ class Turn:
     def end(self) -> None:
         """Give up the place unless it is to be kept.
 
-        An error is logged, not raised: the work is done, and the place is passed over after LEASES_TURN_PATIENCE.
+        An error is logged, not raised: the work is done. The place is given up with this process' next look, and passed
+        over after LEASES_TURN_PATIENCE.
         """
         if self._waiting:
             return
         try:
             fence.reopen_if_closed(self.using)
-            with connections[self.using].cursor() as cursor:
-                cursor.execute(
-                    "DELETE FROM leases_turn WHERE resource = %s AND message_id = %s", [self.resource, self.message_id]
-                )
+            _give_up((self.using, self.resource, self.message_id))
         except DatabaseError as error:
+            _left.add((self.using, self.resource, self.message_id))
             logger.warning("The place of a job on %s could not be given up: %s", self.resource, error)
+
+
+def _give_up(place: tuple[str, str, str]) -> None:
+    using, resource, message_id = place
+    with connections[using].cursor() as cursor:
+        cursor.execute("DELETE FROM leases_turn WHERE resource = %s AND message_id = %s", [resource, message_id])
+    _left.discard(place)

@@ -184,6 +184,9 @@ def test_serial_job_survives_a_database_that_does_not_take_its_place(
         with connection.cursor() as cursor:
             cursor.execute("DROP FUNCTION refuse CASCADE")
     assert (ran, len(sent)) == (([], 1) if operation == "INSERT" else (["a"], 0))
+    job("a")  # the next in the line does not wait for the place of one that is done
+    assert (len(ran), len(sent)) == ((1, 1) if operation == "INSERT" else (2, 0))
+    assert not Turn.objects.exists()
 
 
 def test_what_follows_a_success_does_not_follow_a_job_that_was_put_back(

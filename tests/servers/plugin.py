@@ -70,12 +70,12 @@ def start_servers(scratch: Scratch) -> None:
         os.environ["REDIS_URL"] = start_redis(scratch, "redis").url
 
 
-def start_postgres(scratch: Scratch) -> PostgresServer:
-    """Start a PostgreSQL whose data need not survive a power cut."""
+def start_postgres(scratch: Scratch, name: str = "postgres") -> PostgresServer:
+    """Start a PostgreSQL whose data need not survive a power cut, in its own folder `name`."""
     binaries = find_postgres()
     if scratch.account:
         binaries = binaries.reachable_by(scratch.account, scratch.folder)
-    server = PostgresServer(scratch.folder / "postgres", binaries, scratch.account, {"fsync": "off"})
+    server = PostgresServer(scratch.folder / name, binaries, scratch.account, {"fsync": "off"})
     server.start()
     return server
 
