@@ -41,6 +41,11 @@ SELECT current_setting('transaction_isolation') IN ('repeatable read', 'serializ
    AND clock_timestamp() - transaction_timestamp() > make_interval(secs => %(age_s)s)
    AND NOT EXISTS (SELECT FROM leases_leaserecord WHERE resource = %(resource)s AND token = %(token)s)
 """
+_PLACE = """
+SELECT format('leases:%%s:%%s/%%s/%%s', %(what)s, system_identifier,
+              (SELECT oid FROM pg_database WHERE datname = current_database()), 'leases_fence'::regclass::oid)
+  FROM pg_control_system()
+"""
 _RELEASE = "SELECT leases_release(%(resource)s, %(token)s)"
 #: Ends a lease for any other reason than its release; the first end stays.
 END = """
@@ -162,6 +167,16 @@ def release(resource: str, token: int, *, using: str) -> None:
     """Write to the lease's record that it was released, unless it has ended; in one statement of its own."""
     with connections[using].cursor() as cursor:
         cursor.execute(_RELEASE, {"resource": resource, "token": token})
+
+
+def place(what: str, *, using: str) -> str:
+    """Return the resource that the one process has leased which does `what` for the tables of `using`.
+
+    Several databases and projects may share one Redis, so its name tells whose tables are meant.
+    """
+    with connections[using].cursor() as cursor:
+        cursor.execute(_PLACE, {"what": what})
+        return str(cursor.fetchone()[0])
 
 
 def limit_ms(ttl_ms: int) -> int:

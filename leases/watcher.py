@@ -42,23 +42,11 @@ _HEADROOM_EVERY_S = 300.0
 #: Keys asked for in one round trip.
 _BATCH = 500
 
-_PLACE = """
-SELECT format('leases:watcher:%s/%s/%s', system_identifier,
-              (SELECT oid FROM pg_database WHERE datname = current_database()), 'leases_fence'::regclass::oid)
-  FROM pg_control_system()
-"""
 _UNENDED = "SELECT id FROM leases_leaserecord WHERE ended_at IS NULL"
 _RECORDS = """
 SELECT id, resource, token, holder, ttl_ms, host, pid, process_started FROM leases_leaserecord
  WHERE id = ANY(%s) AND ended_at IS NULL
 """
-
-
-def place(using: str) -> str:
-    """Return the resource that the one who watches the records of `using` has leased."""
-    with connections[using].cursor() as cursor:
-        cursor.execute(_PLACE)
-        return str(cursor.fetchone()[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +77,7 @@ class Watcher:
         while not self.stop.is_set():
             with self._tolerating_failures():
                 fence.reopen_if_closed(self.using)
-                resource = place(self.using)
+                resource = fence.place("watcher", using=self.using)
                 if resource not in keys.read([resource]):
                     self._watch(resource)
                 self._failing = False

@@ -12,14 +12,13 @@ from django.db import DatabaseError, connections, router
 from django_redis import get_redis_connection
 from redis.exceptions import RedisError
 
-from leases import forgetting, keys
+from leases import fence, forgetting, keys
 from leases.checks.databases import pending_apps
 from leases.cli.verb import EXIT_FOUND, Verb
 from leases.conf import conf
 from leases.errors import DatabaseForgot
 from leases.functions import BY_TABLE, signature
 from leases.models import Incident, LeaseRecord, RedisMemory
-from leases.watcher import place
 
 _FUNCTIONS = """
 SELECT name, has_function_privilege(to_regprocedure(name), 'EXECUTE'), current_user FROM unnest(%s::text[]) AS f(name)
@@ -86,7 +85,7 @@ class Doctor(Verb):
 
 def _watched(database: str) -> list[CheckMessage]:
     try:
-        if keys.read([place(database)]):
+        if keys.read([fence.place("watcher", using=database)]):
             return []
     except (RedisError, DatabaseError):
         return []

@@ -33,7 +33,6 @@ from leases.lease import Lease
 
 logger = logging.getLogger("leases")
 
-RESOURCE = "leases:scheduler"
 #: How long a leader leads before it stands for election again; no lease is held for longer than LEASES_MAX_HOLD.
 _TERM = timedelta(minutes=10)
 _TTL = timedelta(seconds=15)
@@ -63,11 +62,17 @@ class Scheduler:
         self.using = using or router.db_for_write(Slot)
         self.stop = stop or threading.Event()
 
+    @property
+    def resource(self) -> str:
+        """What the leader has leased."""
+        return fence.place("scheduler", using=self.using)
+
     def run(self) -> None:
         """Lead whenever nobody else does, until `stop` is set; no error of a server ends it."""
         while not self.stop.is_set():
             try:
-                with hold(RESOURCE, ttl=_TTL, using=self.using) as lease:
+                fence.reopen_if_closed(self.using)
+                with hold(self.resource, ttl=_TTL, using=self.using) as lease:
                     logger.info("This process schedules.", extra={"event": "scheduler.elected"})
                     self._lead(lease)
             except LeaseBusy:

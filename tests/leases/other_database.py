@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from django.core.management import call_command
-from django.db import connections
+from django.db import connection, connections
 
+from leases.errands import errands
 from project.devservices.binaries import find_postgres
 from project.devservices.postgres import PostgresServer
 from tests.servers.scratch import Scratch
@@ -37,6 +38,24 @@ def reached_at(port: int, *, database: str = PostgresServer.database) -> Iterato
         connections.databases.pop(ALIAS)
         if before is not None:
             connections.databases[ALIAS] = before
+
+
+@contextmanager
+def second_tables(django_db_blocker: Any) -> Iterator[None]:
+    """Have the alias `other` mean tables of leases that are another database's or project's, within the body."""
+    here = connection.settings_dict
+    with django_db_blocker.unblock(), connection.cursor() as cursor:
+        cursor.execute("CREATE SCHEMA second")
+        try:
+            for table in connection.introspection.table_names(cursor):
+                if table.startswith("leases_"):
+                    cursor.execute(f"CREATE TABLE second.{table} (LIKE public.{table} INCLUDING ALL)")
+            with reached_at(int(here["PORT"]), database=here["NAME"]):
+                connections.databases[ALIAS]["OPTIONS"] = {"options": "-c search_path=second,public"}
+                yield
+                errands.finish()  # one that works there would not close what it opened
+        finally:
+            cursor.execute("DROP SCHEMA second CASCADE")
 
 
 def settings_for(port: int, database: str) -> dict[str, Any]:

@@ -14,11 +14,10 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection
 
-from leases import hold, keys
+from leases import fence, hold, keys
 from leases.management.commands.leases import VERBS
 from leases.models import Fence, Incident, Intervention, LeaseRecord
 from leases.resources import key_of
-from leases.watcher import place
 from tests.leases.conftest import steal
 from tests.waiting import wait_until
 
@@ -227,7 +226,7 @@ def test_watch_stops_on_a_signal_and_gives_its_lease_back(stop: str, processes: 
     watcher.wait_for_event("watcher.elected")
     getattr(watcher, stop)()
     assert watcher.wait() == 0
-    assert redis.get(key_of(place("default"))) is None
+    assert redis.get(key_of(fence.place("watcher", using="default"))) is None
     assert LeaseRecord.objects.get().end == LeaseRecord.End.RELEASED
 
 

@@ -8,9 +8,8 @@ from django.core.management import call_command
 from django.db import connection
 from django.db.migrations.recorder import MigrationRecorder
 
-from leases import hold
+from leases import fence, hold
 from leases.functions import BY_TABLE, PRESENT, signature
-from leases.watcher import place
 from tests.leases.test_commands import leases
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -27,7 +26,7 @@ def test_doctor_runs_every_check_and_fails_from_the_level_asked_for(redis_server
     assert code == 0
     assert "leases.W024" in out  # PostgreSQL was asked
     assert "leases.W040" in out  # nobody watches
-    with hold(place("default")):
+    with hold(fence.place("watcher", using="default")):
         assert "leases.W040" not in leases("doctor")[1]
     assert leases("doctor", "--fail-level", "warning")[0] == 1
     redis_server.client().config_set("maxmemory-policy", "allkeys-lru")

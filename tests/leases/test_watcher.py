@@ -8,14 +8,13 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection, connections
+from django.db import connections
 from django.db.models import F
 from dramatiq import Worker
 from dramatiq.brokers.stub import StubBroker
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from leases import acquiring, hold, keys, live
-from leases.errands import errands
+from leases import acquiring, fence, hold, keys, live
 from leases.errors import LeaseLost
 from leases.jobs import LeaseWatcher
 from leases.keeper import keeper
@@ -24,7 +23,7 @@ from leases.models import Incident, LeaseRecord, RedisMemory
 from leases.process import ProcessIdentity
 from leases.resources import key_of
 from leases.stopping import Job
-from leases.watcher import Watcher, place
+from leases.watcher import Watcher
 from tests.leases import other_database
 from tests.leases.conftest import steal
 from tests.leases.other_database import ALIAS
@@ -32,6 +31,10 @@ from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 SHORT = timedelta(milliseconds=600)
+
+
+def place() -> str:
+    return fence.place("watcher", using="default")
 
 
 def acquire(resource: str, *, ttl: timedelta) -> Lease:
@@ -63,26 +66,16 @@ def frozen_keeper(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def second_set_of_tables(django_db_blocker: Any) -> Iterator[None]:
-    """Those of another database or project, under the alias `other`."""
-    here = connection.settings_dict
-    with django_db_blocker.unblock(), connection.cursor() as cursor:
-        cursor.execute("CREATE SCHEMA second")
-        for table in connection.introspection.table_names(cursor):
-            if table.startswith("leases_"):
-                cursor.execute(f"CREATE TABLE second.{table} (LIKE public.{table} INCLUDING ALL)")
-        with other_database.reached_at(int(here["PORT"]), database=here["NAME"]):
-            connections.databases[ALIAS]["OPTIONS"] = {"options": "-c search_path=second,public"}
-            yield
-            errands.finish()  # one that measures there would not close what it opened
-        cursor.execute("DROP SCHEMA second CASCADE")
+def second_tables(django_db_blocker: Any) -> Iterator[None]:
+    with other_database.second_tables(django_db_blocker):
+        yield
 
 
 def test_frozen_holder_is_seen_within_a_second_of_its_expiry(processes: Any) -> None:
     holder = processes.start_python("-m", "tests.leases.holder", "customer:1", "1.5")
     holder.wait_for_event("lease.registered", resource="customer:1")
     with watching(Watcher()):
-        wait_until(lambda: place("default") in keys.read([place("default")]))
+        wait_until(lambda: place() in keys.read([place()]))
         wait_until(lambda: live(["customer:1"])["customer:1"] > timedelta(seconds=1.3))
         holder.freeze()
         wait_until(lambda: "customer:1" not in keys.read(["customer:1"]))
@@ -203,7 +196,7 @@ def test_first_look_at_a_fresh_redis_is_no_loss() -> None:
 
 def test_of_many_watchers_one_watches_and_another_takes_over() -> None:
     def watched_by() -> list[int]:
-        unended = LeaseRecord.objects.filter(resource=place("default"), ended_at=None)
+        unended = LeaseRecord.objects.filter(resource=place(), ended_at=None)
         return list(unended.values_list("token", flat=True))
 
     first, second = Watcher(), Watcher()
@@ -217,16 +210,16 @@ def test_of_many_watchers_one_watches_and_another_takes_over() -> None:
 
 
 def test_watchers_of_two_databases_that_share_a_redis_do_not_stand_in_each_others_way(
-    monkeypatch: pytest.MonkeyPatch, second_set_of_tables: None
+    monkeypatch: pytest.MonkeyPatch, second_tables: None
 ) -> None:
     watcher = Watcher(using=ALIAS)
     monkeypatch.setattr(watcher, "look", watcher.stop.set)
     give_up = threading.Timer(10, watcher.stop.set)
     give_up.start()
-    with hold(place("default")):
+    with hold(place()):
         watcher.run()
     give_up.cancel()
-    assert LeaseRecord.objects.using(ALIAS).filter(resource=place(ALIAS)).exists()
+    assert LeaseRecord.objects.using(ALIAS).filter(resource=fence.place("watcher", using=ALIAS)).exists()
 
 
 def test_watcher_goes_on_after_redis_did_not_answer(caplog: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,7 +234,7 @@ def test_watcher_goes_on_after_redis_did_not_answer(caplog: Any, monkeypatch: py
     with watching(Watcher()):
         wait_until(lambda: "cannot see: no route to host" in caplog.text)
         healed.set()
-        wait_until(lambda: LeaseRecord.objects.filter(resource=place("default")).exists())
+        wait_until(lambda: LeaseRecord.objects.filter(resource=place()).exists())
 
 
 def test_incident_by_the_watcher_does_not_hide_that_the_holder_came_back(frozen_keeper: None) -> None:
@@ -268,13 +261,13 @@ def test_worker_watches_by_a_middleware_and_gives_the_place_back_when_it_stops()
     worker = Worker(broker, worker_threads=1)
     worker.start()
     try:
-        wait_until(lambda: LeaseRecord.objects.filter(resource=place("default"), ended_at=None).exists())
+        wait_until(lambda: LeaseRecord.objects.filter(resource=place(), ended_at=None).exists())
         steal("customer:1", ttl_ms=300)
         wait_until(lambda: Incident.objects.filter(resource="customer:1").exists())
     finally:
         worker.stop()
-    assert LeaseRecord.objects.get(resource=place("default")).end == LeaseRecord.End.RELEASED
-    assert place("default") not in keys.read([place("default")])
+    assert LeaseRecord.objects.get(resource=place()).end == LeaseRecord.End.RELEASED
+    assert place() not in keys.read([place()])
 
 
 def test_lease_whose_key_stays_only_for_the_lock_delay_has_expired(settings: Any, frozen_keeper: None) -> None:

@@ -11,11 +11,12 @@ from django.core.management import CommandError, call_command
 
 from leases import hold
 from leases.jobs.errors import InvalidSchedule
-from leases.jobs.scheduler import RESOURCE, Scheduler
+from leases.jobs.scheduler import Scheduler
 from leases.jobs.schedules import Schedule, parsed
 from leases.models import Slot
 from tests.jobs import actors
 from tests.jobs.models import Effect
+from tests.leases import other_database
 from tests.once.conftest import Jobs
 from tests.servers.processes import Processes
 from tests.waiting import wait_until
@@ -132,12 +133,19 @@ def test_leadership_is_given_back_at_once_when_the_leader_is_told_to_stop(proces
     second.wait_for_event("scheduler.elected", 10)  # less than the lease's 15 s
 
 
+def test_leader_of_another_project_that_shares_the_redis_does_not_stand_in_the_way(django_db_blocker: Any) -> None:
+    with other_database.second_tables(django_db_blocker):
+        other = Scheduler([], using=other_database.ALIAS)
+        with hold(Scheduler([]).resource), hold(other.resource, using=other_database.ALIAS):
+            pass
+
+
 def test_once_fires_what_is_due_and_stands_back_while_another_leads(capsys: pytest.CaptureFixture[str]) -> None:
     call_command("schedule", "--once")
     assert "enqueued: 0" in capsys.readouterr().out
     from tests.once.test_once import in_thread
 
-    with hold(RESOURCE):
+    with hold(Scheduler([]).resource):
         thread, got = in_thread(lambda: call_command("schedule", "--once"))
         thread.join(20)
     assert isinstance(got[0], CommandError)

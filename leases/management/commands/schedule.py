@@ -17,7 +17,7 @@ from leases.errors import LeaseBusy, LeaseError
 from leases.holding import hold
 from leases.jobs.discovery import import_actors
 from leases.jobs.errors import InvalidSchedule
-from leases.jobs.scheduler import RESOURCE, Scheduler
+from leases.jobs.scheduler import Scheduler
 from leases.jobs.schedules import Schedule, schedules
 
 EPILOG = """\
@@ -67,7 +67,7 @@ class Command(BaseCommand):
     def _once(self, known: list[Schedule]) -> None:
         scheduler = Scheduler(known)
         try:
-            with hold(RESOURCE, using=scheduler.using) as lease:
+            with hold(scheduler.resource, using=scheduler.using) as lease:
                 fired = scheduler.look(lease)
         except LeaseBusy as error:
             raise CommandError(f"Another process schedules: {error}") from error
