@@ -1,6 +1,7 @@
 """PostgreSQL for one checkout or one test run."""
 
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Mapping
@@ -58,17 +59,21 @@ class PostgresServer(Server):
             self._check_version()
             self._remove_stale_lock()
             return
-        self.data.mkdir(mode=0o700, exist_ok=True)
+        # Made beside its place, and moved there whole: half of one would look like one for ever.
+        draft = self.home / "data.new"
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir(mode=0o700)
         if self._account:
-            os.chown(self.data, self._account.uid, self._account.gid)
+            os.chown(draft, self._account.uid, self._account.gid)
         # fmt: off
         completed = self._run(
-            self._binaries.initdb, "--pgdata", self.data, "--username", "postgres", "--auth", "trust",
+            self._binaries.initdb, "--pgdata", draft, "--username", "postgres", "--auth", "trust",
             "--encoding", "UTF8", "--locale", "C", "--no-sync", "--no-instructions",
         )
         # fmt: on
         if completed.returncode:
-            raise StartFailed(f"initdb could not make {self.data}: {completed.stderr.strip()}")
+            raise StartFailed(f"initdb could not make {draft}: {completed.stderr.strip()}")
+        draft.rename(self.data)
 
     def spawn(self, port: int) -> ServerProcess:
         command: list[str | Path] = [self._binaries.postgres, "-D", self.data, "-p", str(port)]

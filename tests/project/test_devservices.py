@@ -153,6 +153,19 @@ def test_killed_servers_that_nobody_collects_are_started_again(checkout: Checkou
         parent.communicate()
 
 
+def test_up_that_was_killed_while_it_made_the_data_folder_is_made_up_for(checkout: CheckoutCopy) -> None:
+    first = subprocess.Popen(
+        checkout.command("devservices", "up"), cwd=checkout.folder, env=checkout.environment(), start_new_session=True
+    )
+    try:
+        # What tells PostgreSQL that a folder is one of its own is written long before the rest.
+        wait_until(lambda: list(checkout.home("postgres").glob("data*/PG_VERSION")))
+    finally:
+        os.killpg(first.pid, signal.SIGKILL)
+        first.wait()
+    assert checkout.up()["postgres"]
+
+
 def test_up_that_died_before_it_wrote_down_what_it_started_is_made_up_for(checkout: CheckoutCopy) -> None:
     checkout.up()
     first = checkout.pids()
