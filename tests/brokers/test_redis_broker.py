@@ -215,6 +215,57 @@ def test_retry_is_kept_while_redis_is_away(
     worker.stop(2000)
 
 
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("trouble", ["full", "replica"])
+def test_redis_that_takes_no_writes_for_a_while_loses_no_acknowledgement_and_no_retry(
+    trouble: str, fails: bool, redis_server: PrivateRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # outbox D20
+    """It is full, or a failover has made it a replica. What was not acknowledged ran again at the next deploy."""
+    monkeypatch.setattr(middleware, "ENQUEUE_AGAIN_S", 0.2)
+    monkeypatch.setattr("dramatiq.worker.POST_PROCESS_MESSAGE_RETRY_DELAY_SECS", 0.2)
+    monkeypatch.setattr("dramatiq.worker.CONSUMER_RESTART_DELAY_SECS", 0.2)
+    client = redis.Redis.from_url(redis_server.url, retry=Retry(NoBackoff(), 0), socket_timeout=2)
+    retries = KeptRetries(max_retries=1, min_backoff=50, max_backoff=100)
+    broker = ServerTimeRedisBroker(client=client, middleware=[retries])
+    runs: list[float] = []
+    refused = threading.Event()
+
+    @dramatiq.actor(broker=broker, queue_name=QUEUE)
+    def job() -> None:
+        runs.append(time.monotonic())
+        if len(runs) == 1:
+            with redis_server.client() as server:
+                server.replicaof("127.0.0.1", "1") if trouble == "replica" else server.config_set("maxmemory", "1")
+            if fails:
+                raise RuntimeError("as told")
+
+    dispatch = broker._dispatch
+
+    def watched(command: str) -> Any:
+        def run(*args: Any) -> Any:
+            try:
+                return dispatch(command)(*args)
+            except redis.ResponseError:
+                if command == ("enqueue" if fails else "ack"):
+                    refused.set()
+                raise
+
+        return run
+
+    monkeypatch.setattr(broker, "_dispatch", watched)
+    worker = dramatiq.Worker(broker, worker_threads=1, worker_timeout=100)
+    worker.start()
+    job.send()
+    assert refused.wait(10)
+    with redis_server.client() as server:
+        server.replicaof("NO", "ONE") if trouble == "replica" else server.config_set("maxmemory", "0")
+        wait_until(lambda: len(runs) == 1 + fails)
+        wait_until(lambda: not server.hlen(f"dramatiq:{QUEUE}.msgs") and not server.hlen(f"dramatiq:{QUEUE}.DQ.msgs"))
+        assert not server.zcard(f"dramatiq:{QUEUE}.XQ")
+    worker.stop(2000)
+
+
 @pytest.mark.parametrize(("kind", "is_acknowledged"), [(RedisBroker, False), (ServerTimeRedisBroker, True)])
 def test_acknowledgement_that_timed_out_is_sent_again(
     kind: type[RedisBroker], is_acknowledged: bool, redis_server: PrivateRedis, monkeypatch: pytest.MonkeyPatch

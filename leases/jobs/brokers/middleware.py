@@ -18,8 +18,14 @@ logger = logging.getLogger("leases")
 #: How long to wait before a retry that could not be enqueued is enqueued again; Dramatiq waits so for acknowledgements.
 ENQUEUE_AGAIN_S = 5.0
 
-#: The broker does not answer; it may come back.
-_AWAY = (redis.ConnectionError, redis.TimeoutError, BrokerConnectionError)
+#: The broker does not answer, or takes no writes because it is full or has become a replica; it may come back.
+_AWAY = (
+    redis.ConnectionError,
+    redis.TimeoutError,
+    redis.OutOfMemoryError,
+    redis.ReadOnlyError,
+    BrokerConnectionError,
+)
 #: What stands in place of the actor's name where a message cannot be decoded.
 UNREADABLE = "(cannot be read)"
 

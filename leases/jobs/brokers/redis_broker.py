@@ -4,7 +4,8 @@ Seen in 2.2.1, and what is done about it here:
 
 * A worker whose prefetch is full asks for nothing, so it seems dead: a thread of its own says that it lives.
 * Heartbeats are judged by the clocks of different machines: they carry the time of the Redis server.
-* A timeout of Redis is no connection error, and the acknowledgement is dropped: it is one.
+* A timeout of Redis, or its refusal while it is full or a replica, is no connection error, and the acknowledgement is
+  dropped: it is one.
 * Redis away while a delayed message is due ends the consumer's thread for good: it starts over.
 * What a broken connection had fetched belongs to a process that lives and forgot it: it is put back within a minute.
 * A consumer that closes forgets what it had fetched and not handed out: it gives it back.
@@ -346,8 +347,8 @@ def _text(value: Any) -> str:
 
 @contextmanager
 def connection_errors() -> Iterator[None]:
-    """Tell Dramatiq of every way in which Redis can be away as the one kind of error that it starts over after."""
+    """Tell Dramatiq of what Redis refuses or leaves unanswered as the one kind of error that it starts over after."""
     try:
         yield
-    except (redis.ConnectionError, redis.TimeoutError) as error:
+    except redis.RedisError as error:
         raise ConnectionClosed(error) from error
