@@ -48,12 +48,13 @@ def _void(lease: Lease, invoice_id: int, reason: str) -> tuple[CreditNote, bool]
     # After the row is locked, so that no copy of the mail is published behind our back.
     unsent = mailing.cancel_unsent(invoice, using=using)
     UsageEvent.objects.using(using).filter(invoice=invoice).update(invoice=None)
+    number = numbering.take_number(conf.CREDIT_SERIES, using=using)
     note = CreditNote(
         invoice=invoice,
         customer_id=invoice.customer_id,
         series=conf.CREDIT_SERIES,
-        number=numbering.take_number(conf.CREDIT_SERIES, using=using),
-        issued_at=Now(),
+        number=number,
+        issued_at=numbering.dated(CreditNote, conf.CREDIT_SERIES, number),
         net_minor=invoice.net_minor,
         tax_minor=invoice.tax_minor,
         gross_minor=invoice.gross_minor,

@@ -6,7 +6,6 @@ from dataclasses import asdict
 from decimal import Decimal
 
 from django.db import connections
-from django.db.models.functions import Now
 
 import outbox
 from billing import numbering, runs
@@ -107,7 +106,8 @@ def _issue(
     metrics = email.summary(invoice, using=using)
     # From here on everybody else who issues waits for this transaction.
     invoice.number = numbering.take_number(invoice.series, using=using)
-    Invoice.objects.using(using).filter(pk=invoice.pk).update(number=invoice.number, issued_at=Now())
+    issued_at = numbering.dated(Invoice, invoice.series, invoice.number)
+    Invoice.objects.using(using).filter(pk=invoice.pk).update(number=invoice.number, issued_at=issued_at)
     invoice.refresh_from_db(using=using, fields=["issued_at"])
     try:
         outbox.publish("email", email.invoice_email(invoice, metrics), dedupe_key=slot.document(version), using=using)

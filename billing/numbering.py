@@ -1,6 +1,10 @@
 """Gapless document numbers."""
 
 from django.db import connections
+from django.db.models import Subquery
+from django.db.models.functions import Greatest, Now
+
+from billing.models import CreditNote, Invoice
 
 _TAKE = """
 INSERT INTO billing_series AS s (name, next_number) VALUES (%s, 2)
@@ -18,3 +22,12 @@ def take_number(series: str, *, using: str) -> int:
     with connections[using].cursor() as cursor:
         cursor.execute(_TAKE, [series])
         return int(cursor.fetchone()[0])
+
+
+def dated(model: type[Invoice] | type[CreditNote], series: str, number: int) -> Greatest:
+    """Return now, but no earlier than the document numbered before: a clock that stepped back must not show in them.
+
+    For a statement of its own after `take_number()`, which may have waited for that document.
+    """
+    before = model.objects.filter(series=series, number=number - 1)
+    return Greatest(Now(), Subquery(before.values("issued_at")))

@@ -14,7 +14,7 @@ from billing.admin.inspecting import DatedPage, Inspector, link
 from billing.admin.lines import SHOWN_LINES
 from billing.admin.runs import OPEN
 from billing.admin.searching import IndexedSearch
-from billing.errors import NeedsPerson
+from billing.errors import BrokerUnavailable, NeedsPerson
 from billing.models import Item, Run
 from billing.preview import draft
 from billing.slots import Slot, as_period
@@ -71,7 +71,10 @@ class OutcomeFilter(admin.SimpleListFilter):
     permission="retry",
 )
 def retry(item: Item, answers: dict[str, Any]) -> str:
-    parking.retry(item.pk)
+    try:
+        parking.retry(item.pk)
+    except BrokerUnavailable as error:
+        return f"open again; {error}"
     return "given to the workers"
 
 

@@ -9,6 +9,7 @@ from django.contrib.admin.models import LogEntry
 from django.db import connection, connections
 from django.db.models.functions import Now
 from django.test import Client
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from billing import mailing, runs
 from billing.actors import invoice_customer
@@ -196,6 +197,21 @@ def test_parked_item_is_tried_again(customer: Customer, admin_client: Client, se
     assert history() == ["Try again now: price imported"]
     invoice_customer(*sent[0])
     assert Item.objects.get().outcome == "issued"
+
+
+def test_item_that_is_tried_again_without_a_broker_is_open_and_said_to_be(
+    customer: Customer, admin_client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    invoice(customer.pk, MAY)
+
+    def send(**options: Any) -> None:
+        raise RedisConnectionError("refused")
+
+    monkeypatch.setattr(invoice_customer, "send_with_options", send)
+    page = act(admin_client, "item", "retry", Item.objects.get(), reason="price imported")
+    assert "open again; the broker does not answer (refused); the rescuer will enqueue" in page
+    assert history() == ["Try again now: price imported"]
+    assert Item.objects.get().outcome == ""
 
 
 def test_voided_invoice_is_issued_again_by_trying_its_item_again(

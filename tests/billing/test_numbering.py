@@ -1,11 +1,15 @@
 import threading
 from collections import Counter
+from datetime import timedelta
 
 import pytest
 from django.db import connection, transaction
+from django.db.models.functions import Now
+from django.utils import timezone
 
+from billing import crediting
 from billing.invoicing import invoice
-from billing.models import Invoice, Series
+from billing.models import CreditNote, Invoice, Series
 from billing.numbering import take_number
 from billing.periods import Period
 from tests.billing.at_once import at_once
@@ -14,6 +18,7 @@ from tests.billing.making import make_customer, make_usage
 
 THREADS = 8
 EACH = 125
+MAY = Period.parse("2026-05")
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -70,6 +75,22 @@ def test_numbers_read_as_maximum_plus_one_repeat() -> None:
             cursor.execute("DROP TABLE naive_number")
 
 
+def test_document_is_dated_no_earlier_than_the_one_numbered_before_it(
+    tax: TaxService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The clock steps back, or that of a promoted standby is behind.
+    first, second = make_customer("C1"), make_customer("C2")
+    for customer in (first, second):
+        make_usage(customer, customer.code, amount="10.00")
+    with monkeypatch.context() as ahead:
+        ahead.setattr("billing.numbering.Now", lambda: Now() + timedelta(hours=1))
+        crediting.void(invoice(first.pk, MAY).invoice_id or 0, "wrong")
+    crediting.void(invoice(second.pk, MAY).invoice_id or 0, "wrong")
+    for documents in (Invoice.objects, CreditNote.objects):
+        before, after = documents.order_by("number").values_list("issued_at", flat=True)
+        assert timezone.now() + timedelta(minutes=50) < before == after
+
+
 def test_invoices_issued_at_once_are_numbered_in_the_order_of_their_dates(tax: TaxService) -> None:
     # billing 54, 63: two runs at the same time over many customers
     customers = [make_customer(f"C{n}") for n in range(THREADS * 5)]
@@ -78,7 +99,7 @@ def test_invoices_issued_at_once_are_numbered_in_the_order_of_their_dates(tax: T
 
     def work(thread: int) -> None:
         for customer in customers[thread::THREADS]:
-            invoice(customer.pk, Period.parse("2026-05"))
+            invoice(customer.pk, MAY)
 
     at_once(THREADS, work)
     issued = list(Invoice.objects.order_by("number").values_list("number", "issued_at"))
