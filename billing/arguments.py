@@ -1,4 +1,4 @@
-"""Numbers and months on the command line: one sentence for what is none, before anything is begun."""
+"""Numbers, names and months on the command line: one sentence for what is none, before anything is begun."""
 
 import argparse
 import math
@@ -36,6 +36,15 @@ def number(least: float, most: float) -> Callable[[str], float]:
         return value
 
     return read
+
+
+def name(text: str) -> str:
+    """Read a name; what the shell gave as bytes that are no text names nothing."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise argparse.ArgumentTypeError(f"expected UTF-8 text, got {text!r}") from None
+    return text
 
 
 def month(text: str) -> Period:

@@ -18,12 +18,19 @@ class Refused(Exception):
     """A row is not taken; the message is the reason that the report shows."""
 
 
+def is_text(value: str) -> bool:
+    """Say whether it was UTF-8 throughout: other bytes were read as surrogates."""
+    return value.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in value)
+
+
 def text(name: str, value: str, max_length: int, *, blank: bool = False) -> str:
     value = value.strip()
     if not value and not blank:
         raise Refused(f"{name} is empty")
     if len(value) > max_length:
         raise Refused(f"{name} is longer than {max_length} characters")
+    if not is_text(value):
+        raise Refused(f"{name} contains bytes that are not UTF-8 text")
     if len(value.splitlines()) > 1:
         raise Refused(f"{name} contains a line break; is a quote before it not closed?")
     return value

@@ -41,7 +41,7 @@ def import_file(importer: Importer[Row], stream: TextIO, path: str, report: Repo
     columns, numbered = reading.rows(stream, path, importer.required_columns)
     if importer.optional_columns is not None:
         known = {*importer.required_columns, *importer.optional_columns}
-        report.ignored_columns = [name for name in columns if name not in known]
+        report.ignored_columns = [name for name in columns if name and name not in known]
     with transaction.atomic(using) if dry_run else nullcontext():
         while chunk := list(islice(numbered, BATCH_ROWS)):
             _take(importer, chunk, report, using)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
-from billing.imports.fields import Refused
+from billing.imports.fields import Refused, is_text
 
 if TYPE_CHECKING:
     from _csv import Reader
@@ -55,7 +55,8 @@ def rows(
         raise UnreadableFile(path, f"its header is no CSV ({error})") from error
     if missing := [name for name in required if name not in header]:
         raise UnreadableFile(path, f"its header has no column {', '.join(missing)}{_likely_why(header)}")
-    if len(set(header)) < len(header):
+    named = [name for name in header if name]  # spreadsheets leave columns without a name at the end
+    if len(set(named)) < len(named):
         raise UnreadableFile(path, "its header names a column twice")
     return header, _rows(reader, header)
 
@@ -63,7 +64,7 @@ def rows(
 def _likely_why(header: list[str]) -> str:
     """Return what a header that lacks columns looks like, if it looks like what other programs save."""
     first = header[0] if header else ""
-    if any("\0" in name or not _is_text(name) for name in header):
+    if any("\0" in name or not is_text(name) for name in header):
         return "; it is not in UTF-8: save it as CSV UTF-8"
     for separator, name in _OTHER_SEPARATORS.items():
         if separator in first:
@@ -85,11 +86,7 @@ def _rows(reader: "Reader", header: list[str]) -> Iterator[tuple[int, dict[str, 
             continue
         if len(values) != len(header):
             yield line, Refused(f"has {len(values)} values, the header has {len(header)} columns")
-        elif any("\0" in value or not _is_text(value) for value in values):
+        elif any("\0" in value or not is_text(value) for value in values):
             yield line, Refused("contains bytes that are not UTF-8 text")
         else:
             yield line, dict(zip(header, values, strict=True))
-
-
-def _is_text(value: str) -> bool:
-    return value.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in value)

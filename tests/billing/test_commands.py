@@ -222,6 +222,7 @@ def test_nothing_starts_with_a_sender_that_is_no_address(
         (["bill", "2026-05-16/2026-05-01"], "'2026-05-16/2026-05-01' is not a period: it ends before it begins;"),
         (["bill", "2190-05"], "2190-05 lies more than 10 years back or 2 ahead, so nothing was planned"),
         (["bill", "1990-05", "--dry-run"], "if it is meant, say --any-year."),
+        (["bill", "2026-05", "--customer", "C1", "\udcff"], "argument --customer: expected UTF-8 text, got '\\udcff'"),
         (["run_status", "0"], "argument RUN: expected a whole number of at least 1, got '0'"),
         (["run_status", "9" * 30], "argument RUN: expected a whole number of at least 1"),
         (["run_status", "--limit=-1"], "argument --limit: expected a whole number of at least 0, got '-1'"),

@@ -380,8 +380,14 @@ def test_quote_that_is_never_closed_does_not_swallow_the_next_row_silently(run_i
     assert "line break" in report["problems"][0]["reason"]
 
 
+def test_columns_that_a_spreadsheet_left_without_a_name_are_passed_over(run_import: Import) -> None:
+    report = run_import("import_customers", "code,name,email,currency,,\nA,Ann,a@example.com,EUR,,\n")
+    assert (counts(report), report["ignored_columns"]) == ((1, 0, 0, 0), [])
+
+
 @pytest.mark.parametrize("option", ["--source", "--tax-category"])
-def test_option_that_would_be_cut_short_is_wrong_usage(option: str, tmp_path: Path) -> None:
-    with pytest.raises(CommandError, match="is longer than") as refused:
-        call_command("import_usage", str(FOCUS_SMALL), "--format", "focus", option, "x" * 101)
+@pytest.mark.parametrize(("value", "reason"), [("x" * 101, "is longer than"), ("\udcff", "not UTF-8 text")])
+def test_option_that_would_be_stored_as_something_else_is_wrong_usage(option: str, value: str, reason: str) -> None:
+    with pytest.raises(CommandError, match=reason) as refused:
+        call_command("import_usage", str(FOCUS_SMALL), "--format", "focus", option, value)
     assert refused.value.returncode == 2

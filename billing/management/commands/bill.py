@@ -10,7 +10,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import close_old_connections
 from django.utils import timezone
 
-from billing import money, outages, queueing, rescuer, runs, unclaimed
+from billing import arguments, money, outages, queueing, rescuer, runs, unclaimed
 from billing.conf import conf
 from billing.errors import BrokerUnavailable
 from billing.models import Item, Run
@@ -67,7 +67,9 @@ class Command(BaseCommand):
         parser.formatter_class = argparse.RawDescriptionHelpFormatter
         parser.epilog = EPILOG
         parser.add_argument("period", metavar="PERIOD", help="a month (2026-05), or two dates, the second excluded")
-        parser.add_argument("--customer", metavar="CODE", nargs="+", action="extend", default=[], help="only these")
+        parser.add_argument(
+            "--customer", metavar="CODE", type=arguments.name, nargs="+", action="extend", default=[], help="only these"
+        )
         parser.add_argument("--wait", action="store_true", help="show progress until every customer has an outcome")
         parser.add_argument("--dry-run", action="store_true", help="show what would be invoiced, before tax")
         parser.add_argument(
