@@ -1,7 +1,10 @@
 """The RabbitMQ broker: a message that was taken is there, and a connection that is dead is found."""
 
 import os
+import socket
 from collections.abc import Iterator
+from queue import Queue
+from types import SimpleNamespace
 from typing import Any
 
 import dramatiq
@@ -9,8 +12,10 @@ import pika.exceptions
 import pytest
 from dramatiq.brokers.rabbitmq import RabbitmqBroker
 from dramatiq.common import dq_name, xq_name
+from dramatiq.errors import BrokerConnectionError
 
 from leases.jobs.brokers import rabbitmq_broker
+from leases.jobs.brokers.middleware import UnstartedGivenBack
 from project.broker import make_broker
 from tests.servers.needs import RABBITMQ_URL
 from tests.waiting import wait_until
@@ -68,6 +73,41 @@ def test_message_of_a_broken_connection_is_not_taken_for_one_of_the_next(broker:
     consumer.close()  # before the running one was acknowledged, as when its process dies
     assert wait_until(lambda: next(other)).args == running.args
     other.close()
+
+
+def test_consumer_that_was_told_to_stop_fetches_nothing_over_its_next_connection(broker: Any) -> None:
+    """The worker that is leaving would keep it until its last job has ended."""
+    worker: Any = SimpleNamespace(work_queue=Queue(), consumers={})
+    stop = UnstartedGivenBack()
+    stop.before_worker_boot(broker, worker)
+    consumer = broker.consume(QUEUE, prefetch=1, timeout=100)
+    worker.consumers[QUEUE] = SimpleNamespace(consumer=consumer)
+    stop.before_worker_shutdown(broker, worker)
+    consumer.close()
+    broker.enqueue(dramatiq.Message(QUEUE, "job", (), {}, {}))
+    again = broker.consume(QUEUE, prefetch=1, timeout=100)
+    assert [next(again), next(again)] == [None, None]
+    again.close()
+    stop.before_worker_boot(broker, worker)
+    third = broker.consume(QUEUE, prefetch=1, timeout=100)
+    assert wait_until(lambda: next(third))
+    third.close()
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_server_that_is_frozen_or_whose_name_is_unknown_is_a_broker_that_is_away(
+    is_known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What pika raises for these is no connection error: a retry that met it became a dead letter."""
+    monkeypatch.setattr(rabbitmq_broker, "_CONNECT_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        host = f"127.0.0.1:{silent.getsockname()[1]}" if is_known else "nowhere.invalid"
+        away = make_broker(f"amqp://guest:guest@{host}/%2F")
+        with pytest.raises(BrokerConnectionError):
+            away.enqueue(dramatiq.Message(QUEUE, "job", (), {}, {}))
+        with pytest.raises(BrokerConnectionError):
+            away.consume(QUEUE)
+    away.close()
 
 
 def test_publish_that_reaches_no_queue_is_an_error(broker: Any) -> None:  # outbox D17

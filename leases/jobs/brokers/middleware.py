@@ -107,7 +107,13 @@ class UnstartedGivenBack(Middleware):
     Only the consumers of the brokers in this package can do that.
     """
 
-    def before_worker_shutdown(self, broker: dramatiq.Broker, worker: dramatiq.Worker) -> None:
+    def before_worker_boot(self, broker: Any, worker: dramatiq.Worker) -> None:
+        if hasattr(broker, "leaving"):
+            broker.leaving.clear()
+
+    def before_worker_shutdown(self, broker: Any, worker: dramatiq.Worker) -> None:
+        if hasattr(broker, "leaving"):
+            broker.leaving.set()
         unstarted = [item.message for item in iter_queue(worker.work_queue)]
         for queue_name, thread in worker.consumers.items():
             consumer: Any = thread.consumer

@@ -6,16 +6,19 @@ confirmed may have gone nowhere. RabbitMQ closes the channel of a consumer that 
 """
 
 import logging
+import threading
 from collections.abc import Sequence
 from typing import Any
 
 import dramatiq
+import pika
 import pika.exceptions
 from dramatiq.brokers.rabbitmq import DEAD_MESSAGE_TTL, RabbitmqBroker, _RabbitmqConsumer, _RabbitmqMessage
 from dramatiq.common import q_name, xq_name
 from dramatiq.errors import ConnectionClosed, DecodeError
 from dramatiq.message import Message
 from dramatiq.middleware import Middleware
+from pika.adapters.utils.connection_workflow import AMQPConnectorException
 
 from leases.jobs.brokers.middleware import Unreadable
 from leases.jobs.worker_shutdown import is_left
@@ -26,10 +29,14 @@ logger = logging.getLogger("leases")
 _HEARTBEAT_S = 30
 #: How long a publish may wait while RabbitMQ is short of memory or disk.
 _BLOCKED_S = 30
+#: How long a server may take to let us in.
+_CONNECT_S = 5
 #: How often a message may be delivered again. RabbitMQ 4 takes it away after 20 times, unseen, and a delayed message is
 #: delivered again with every worker that ends meanwhile.
 _DELIVERIES = 2**31 - 1
 _NO_SUCH_QUEUE = 404
+#: What pika raises, beside its connection errors, for a server that is frozen and for a name that is not known.
+_UNREACHABLE = (AMQPConnectorException, OSError)
 
 
 class Consumer(_RabbitmqConsumer):
@@ -45,7 +52,7 @@ class Consumer(_RabbitmqConsumer):
     def __init__(self, broker: "QuorumRabbitmqBroker", queue_name: str, prefetch: int, timeout: int) -> None:
         super().__init__(broker, queue_name, prefetch, timeout)
         self._timeout_s = timeout / 1000
-        self._unstarted: list[int] | None = None
+        self._unstarted: list[int] | None = [] if broker.leaving.is_set() and not queue_name.endswith(".DQ") else None
         self._cancelled = False
 
     def stop_fetching(self, unstarted: list[dramatiq.MessageProxy]) -> None:
@@ -113,10 +120,31 @@ class QuorumRabbitmqBroker(RabbitmqBroker):
             from leases.jobs.brokers import default_middleware
 
             middleware = default_middleware()
+        #: Set once this process was told to stop.
+        self.leaving = threading.Event()
         super().__init__(middleware=list(middleware), **{**options, "confirm_delivery": True})
         for parameters in self.parameters if isinstance(self.parameters, list) else [self.parameters]:
             parameters.heartbeat = _HEARTBEAT_S
             parameters.blocked_connection_timeout = _BLOCKED_S
+            parameters.socket_timeout = parameters.stack_timeout = _CONNECT_S
+
+    @property
+    def connection(self) -> pika.BlockingConnection:
+        """The connection of this thread."""
+        try:
+            return super().connection
+        except _UNREACHABLE as error:
+            raise pika.exceptions.AMQPConnectionError(error) from error
+
+    @connection.deleter
+    def connection(self) -> None:
+        vars(RabbitmqBroker)["connection"].__delete__(self)
+
+    def consume(self, queue_name: str, prefetch: int = 1, timeout: int = 5000) -> dramatiq.Consumer:
+        try:
+            return super().consume(queue_name, prefetch, timeout)
+        except _UNREACHABLE as error:
+            raise ConnectionClosed(error) from error
 
     @property
     def consumer_class(self) -> type[Consumer]:
