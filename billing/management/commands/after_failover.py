@@ -8,6 +8,7 @@ from django.core.management.base import BaseCommand, CommandParser
 from django.db import DEFAULT_DB_ALIAS
 
 from billing import failover, outages
+from billing.models import Series
 from billing.wording import counted
 
 EPILOG = """\
@@ -40,10 +41,17 @@ class Command(BaseCommand):
         dry_run = options["dry_run"]
         with outages.told("Not all was put right, and nobody works on until it is: run this again once it answers."):
             done = failover.put_right(options["database"], nothing_lost=options["nothing_lost"], dry_run=dry_run)
+            next_numbers = dict(Series.objects.using(options["database"]).values_list("name", "next_number"))
         if options["json"]:
-            self.stdout.write(json.dumps({**done, "dry_run": dry_run}))
+            self.stdout.write(json.dumps({**done, "dry_run": dry_run, "next_numbers": next_numbers}))
             return
         prefix = "would have " if dry_run else ""
         self.stdout.write(f"{prefix}parked {counted(done['items_parked'], 'open item')}")
         self.stdout.write(f"{prefix}put {counted(done['messages_in_doubt'], 'message')} in doubt")
         self.stdout.write(f"{prefix}raised {counted(done['fences_raised'], 'fence')}")
+        if not options["nothing_lost"]:
+            for series, number in sorted(next_numbers.items()):
+                self.stdout.write(
+                    f"the next number is {series}-{number:06d}: if one as high was mailed before, raise it first "
+                    "(docs/operating.md)"
+                )
