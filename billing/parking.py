@@ -7,12 +7,13 @@ import logging
 from collections.abc import Callable
 from datetime import timedelta
 
-from django.db.models import Exists, OuterRef, QuerySet
+from django.db.models import DateTimeField, Exists, OuterRef, QuerySet
+from django.db.models.functions import Cast
 
 from billing import queueing, runs
 from billing.conf import conf
 from billing.errors import ItemConcluded
-from billing.models import Invoice, Item
+from billing.models import Invoice, Item, UsageEvent
 from billing.outcomes import Outcome
 from billing.slots import Slot, as_period
 from billing.transactions import under
@@ -21,13 +22,24 @@ from leases import hold
 logger = logging.getLogger("billing.parking")
 
 WAIT = timedelta(seconds=2)
+_DAY = timedelta(days=1)
 
 
 def waiting_items() -> QuerySet[Item]:
-    """Return the parked items whose customer and period are not invoiced since, in another run or by hand."""
-    live = Invoice.objects.filter(customer=OuterRef("customer"), period=OuterRef("run__period"))
+    """Return the parked items that still need a person.
+
+    Not those whose customer and period are invoiced since, in another run or by hand; nor those of a period that
+    overlaps invoiced ones and has, within a day of either end, no usage left to invoice: the rest of it was billed.
+    """
+    live = Invoice.objects.filter(customer=OuterRef("customer")).exclude(status=Invoice.Status.VOID)
+    begins, ends = (Cast(OuterRef(f"run__period__{end}"), DateTimeField()) for end in ("startswith", "endswith"))
+    left = UsageEvent.objects.filter(
+        customer=OuterRef("customer"), invoice=None, occurred_at__gte=begins - _DAY, occurred_at__lt=ends + _DAY
+    )
     parked: QuerySet[Item] = Item.objects.filter(outcome=Item.Outcome.PARKED)
-    return parked.exclude(Exists(live.exclude(status=Invoice.Status.VOID)))
+    return parked.exclude(Exists(live.filter(period=OuterRef("run__period")))).exclude(
+        Exists(live.filter(period__overlap=OuterRef("run__period"))) & ~Exists(left)
+    )
 
 
 def park(item_id: int, reason: str, *, wait: timedelta = WAIT) -> None:

@@ -13,6 +13,7 @@ from django.utils import timezone
 from billing import queueing, runs
 from billing.invoicing import invoice
 from billing.models import Customer, Invoice, Item, Run, UsageEvent
+from billing.parking import waiting_items
 from billing.periods import Period
 from outbox.models import Message
 from tests.billing.conftest import TaxService
@@ -367,6 +368,23 @@ def test_bill_tells_that_the_period_is_not_over_for_everybody(
     call_command("bill", f"{today}/{today + timedelta(days=1)}", "--dry-run", "--customer", "east")
     call_command("bill", f"{today - timedelta(days=1)}/{today}", "--dry-run")
     assert "is not over" not in capsys.readouterr().err
+
+
+def test_item_of_a_mistaken_period_waits_for_nobody_once_the_rest_of_it_is_billed(tax: TaxService) -> None:
+    customer = make_customer()
+    make_price("hours", "0.10")
+    make_usage(customer, "1")
+    invoice(customer.pk, MAY)
+    make_usage(customer, "2", at=datetime(2026, 6, 5, tzinfo=UTC))
+    mistaken = Period.parse("2026-05-10/2026-06-10")
+    runs.plan(mistaken)
+    assert invoice(customer.pk, mistaken).kind == "parked"
+    assert waiting_items().count() == 1
+    invoice(customer.pk, Period.parse("2026-06"))
+    assert waiting_items().count() == 0
+    other = make_customer("C2")  # without usage, and parked by a person or after a failover
+    runs.plan(MAY, codes=["C2"]).items.update(outcome="parked")
+    assert [item.customer for item in waiting_items()] == [other]
 
 
 def test_hours_that_the_next_invoice_takes_are_not_told(tax: TaxService, capsys: pytest.CaptureFixture[str]) -> None:
