@@ -62,12 +62,22 @@ class FencedQuerySet(models.QuerySet[M]):
         super().__init__(*args, **kwargs)
         self._iterable_class = _TimedIterable
 
-    def bulk_create(self, objs: Iterable[M], *args: Any, **kwargs: Any) -> list[M]:
+    def bulk_create(
+        self,
+        objs: Iterable[M],
+        batch_size: int | None = None,
+        ignore_conflicts: bool = False,
+        update_conflicts: bool = False,
+        update_fields: Collection[str] | None = None,
+        unique_fields: Collection[str] | None = None,
+    ) -> list[M]:
         rows = list(objs)
-        if kwargs.get("update_fields"):
-            kwargs["update_fields"] = {*kwargs["update_fields"], "token"}
+        if update_fields:
+            update_fields = [*update_fields, "token"]
         with _writing(rows, self._write_alias()):
-            return super().bulk_create(rows, *args, **kwargs)
+            return super().bulk_create(
+                rows, batch_size, ignore_conflicts, update_conflicts, update_fields, unique_fields
+            )
 
     def bulk_update(self, objs: Iterable[M], fields: Iterable[str], batch_size: int | None = None) -> int:
         rows, names = list(objs), [*fields]
