@@ -43,6 +43,11 @@ def interrupted_on_loss(lease: Lease) -> Iterator[None]:
             # One that was lost before this would interrupt nobody.
             lease.check()
             yield
+    except Exception as error:
+        # It may have come of the interrupt, as when that landed in a commit, in which Django cannot end a transaction.
+        if _follows_interrupt(error):
+            raise LeaseInterrupt from error
+        raise
     finally:
         if raised:
             # One that was raised as the body ended, and has not landed yet, must not land in the next job.
@@ -51,6 +56,12 @@ def interrupted_on_loss(lease: Lease) -> Iterator[None]:
             for connection in _in_transaction() - of_the_caller:
                 connection.in_atomic_block = False
                 connection.close()
+
+
+def _follows_interrupt(error: BaseException | None) -> bool:
+    while error is not None and not isinstance(error, LeaseInterrupt):
+        error = error.__context__
+    return error is not None
 
 
 def _in_transaction() -> set[BaseDatabaseWrapper]:

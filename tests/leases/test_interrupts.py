@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 from urllib.request import urlopen
 
 import dramatiq
@@ -74,6 +75,17 @@ def call_that_the_loss_ends() -> None:
         line.recv(1)
 
 
+def commit() -> None:
+    """The interrupt lands while the commit is under way, in which Django then cannot end the transaction."""
+
+    def begin_to_commit() -> None:
+        connection.connection.pgconn.send_query(b"COMMIT")
+        loop()
+
+    with patch.object(connection, "_commit", begin_to_commit), transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute("SELECT 1")
+
+
 class Interruptible(list[Any]):
     """A list that is long in appending, so that an interrupt lands right after it."""
 
@@ -97,6 +109,7 @@ WORK = {
     "http": call_until_it_times_out,
     "shutdown": call_that_the_loss_ends,
     "begin": begin_a_transaction,
+    "commit": commit,
 }
 
 
@@ -138,6 +151,7 @@ def worker() -> Iterator[None]:
         ("http", {"LeaseInterrupt"}),
         ("shutdown", {"LeaseInterrupt"}),
         ("begin", {"LeaseInterrupt"}),
+        ("commit", {"ProgrammingError"}),  # Django's
     ],
 )
 def test_job_that_lost_its_lease_is_stopped_and_put_back(  # locks L54 L55 L75
