@@ -136,6 +136,9 @@ class Job:
                 work.stop_watching()
             if not threads:
                 self._running.pop(lease, None)
+            if not any(thread_id in threads for threads in self._running.values()):
+                # Of a block whose end was interrupted before it began.
+                self._interrupts = [one for one in self._interrupts if one[0] != thread_id]
 
     def stop(self, lease: "Lease") -> None:
         """Cancel the thread's SQL and interrupt it, if it is still working under `lease`."""

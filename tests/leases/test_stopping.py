@@ -4,6 +4,7 @@ import logging
 import os
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -15,9 +16,11 @@ from dramatiq.middleware.threading import raise_thread_exception
 from leases import blockers, fence, hold, holding, lent
 from leases.errands import errands
 from leases.errors import LeaseBusy, LeaseLost
+from leases.lease import Lease
 from leases.models import Incident, LeaseRecord
 from leases.presenting import presenting
 from leases.resources import key_of
+from leases.stopping import Job
 from tests.leases.conftest import steal
 from tests.leases.threads import in_thread
 from tests.ledger.models import Account, Entry
@@ -104,7 +107,13 @@ def test_python_loop_is_interrupted_when_the_lease_is_lost() -> None:
             pass
 
 
-def test_shielded_lines_are_not_interrupted_and_the_loss_is_raised_after_them() -> None:
+def test_shielded_lines_are_not_interrupted_and_the_loss_is_raised_after_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(job: Job, lease: Lease) -> None:
+        stop_job(job, lease)
+        stopped.set()
+
+    stop_job, stopped = Job.stop, threading.Event()
+    monkeypatch.setattr(Job, "stop", stop)
     finished, interrupt = False, interrupt_this_thread()
     with (
         pytest.raises(LeaseLost),
@@ -113,11 +122,29 @@ def test_shielded_lines_are_not_interrupted_and_the_loss_is_raised_after_them() 
         lease.shielded(),
     ):
         steal("customer:1")
-        wait_until(lambda: not lease.is_held)
+        assert stopped.wait(10)
         for _ in range(100_000):
             pass
         finished = True
     assert finished
+
+
+def test_interrupt_that_landed_in_the_end_of_its_block_leaves_nothing_to_call_for_the_next_lease() -> None:
+    """Before the block's own code ran, which then waits for the exception to be forgotten."""
+    calls: list[str] = []
+    with hold("customer:1") as lease:
+        block = lease.interruptible(lambda: calls.append("of the first lease"))
+        block.__enter__()
+    with (
+        pytest.raises(LeaseLost),
+        hold("customer:1") as lease,
+        lease.interruptible(lambda: calls.append("of the second")),
+    ):
+        lease.lose(Incident.Detector.RENEWAL_REFUSED)
+        wait_until(lambda: "of the second" in calls)
+    assert calls == ["of the second"]
+    with suppress(RuntimeError):
+        block.__exit__(None, None, None)
 
 
 def test_stop_of_a_job_never_hits_the_next_job_on_its_connection() -> None:
