@@ -2,10 +2,13 @@
 
 import os
 import socket
+import threading
+import time
 from collections.abc import Iterator
 from queue import Queue
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import urlsplit
 
 import dramatiq
 import pika.exceptions
@@ -14,9 +17,11 @@ from dramatiq.brokers.rabbitmq import RabbitmqBroker
 from dramatiq.common import dq_name, xq_name
 from dramatiq.errors import BrokerConnectionError
 
+from leases.jobs import workload
 from leases.jobs.brokers import rabbitmq_broker
 from leases.jobs.brokers.middleware import UnstartedGivenBack
 from project.broker import make_broker
+from tests.leases.proxy import Proxy
 from tests.servers.needs import RABBITMQ_URL
 from tests.waiting import wait_until
 
@@ -114,6 +119,31 @@ def test_publish_that_reaches_no_queue_is_an_error(broker: Any) -> None:  # outb
     """Without confirms it would go nowhere, unseen."""
     with pytest.raises(pika.exceptions.UnroutableError):
         broker.channel.basic_publish(exchange="", routing_key="nobody", body=b"", mandatory=True)
+
+
+def test_consumer_of_a_leaving_worker_does_not_wait_for_a_frozen_server_to_say_goodbye(broker: Any) -> None:
+    """Each queue has two, and each waited for a minute or two."""
+    address = urlsplit(RABBITMQ_URL)
+    proxy = Proxy(address.port or 5672)
+    behind = address._replace(netloc=f"{address.username}:{address.password}@127.0.0.1:{proxy.port}")
+    away: Any = rabbitmq_broker.QuorumRabbitmqBroker(url=behind.geturl(), middleware=[])
+    consumer = away.consume(QUEUE, prefetch=1, timeout=100)
+    threads = threading.active_count()
+    proxy.silent = True
+    away.leaving.set()
+    began = time.monotonic()
+    consumer.close()
+    assert time.monotonic() - began < 10
+    proxy.close()
+    wait_until(lambda: threading.active_count() <= threads)
+    del away.connection
+
+
+def test_depth_is_shown_after_the_connection_died_of_idleness(broker: Any) -> None:
+    """A thread that serves requests sends no heartbeats in between, and RabbitMQ hangs up."""
+    broker.enqueue(dramatiq.Message(QUEUE, "job", (), {}, {}))
+    broker.connection.close()
+    assert wait_until(lambda: workload.measure(broker=broker, queues=[QUEUE])[0].waiting) == 1
 
 
 def test_connection_has_a_heartbeat(broker: Any) -> None:  # outbox D22

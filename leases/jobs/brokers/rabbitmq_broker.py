@@ -8,6 +8,7 @@ confirmed may have gone nowhere. RabbitMQ closes the channel of a consumer that 
 import logging
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import dramatiq
@@ -34,6 +35,8 @@ _CONNECT_S = 5
 #: How often a message may be delivered again. RabbitMQ 4 takes it away after 20 times, unseen, and a delayed message is
 #: delivered again with every worker that ends meanwhile.
 _DELIVERIES = 2**31 - 1
+#: How long a worker that was told to stop waits until a connection is closed in due form.
+_LAST_CLOSE_S = 1.0
 _NO_SUCH_QUEUE = 404
 #: What pika raises, beside its connection errors, for a server that is frozen and for a name that is not known.
 _UNREACHABLE = (AMQPConnectorException, OSError)
@@ -74,6 +77,21 @@ class Consumer(_RabbitmqConsumer):
             if getattr(error, "reply_code", None) == _NO_SUCH_QUEUE:
                 self.broker.queues_pending.add(q_name(self.queue_name))
             raise ConnectionClosed(error) from None
+
+    def close(self) -> None:
+        """Close the connection; a worker that is leaving does not wait long, and its end closes it as well."""
+        if not self.broker.leaving.is_set():
+            super().close()
+            return
+        closing = threading.Thread(target=self._close, daemon=True)
+        closing.start()
+        closing.join(_LAST_CLOSE_S)
+        if closing.is_alive():
+            logger.warning("RabbitMQ does not answer, and the connection for %s is left to it.", self.queue_name)
+
+    def _close(self) -> None:
+        with suppress(ConnectionClosed):
+            super().close()
 
     def _take(self) -> Any:
         method, _, body = next(self.iterator)
@@ -134,6 +152,8 @@ class QuorumRabbitmqBroker(RabbitmqBroker):
         try:
             return super().connection
         except _UNREACHABLE as error:
+            if self.leaving.is_set():
+                raise ConnectionClosed(error) from error  # Dramatiq tries the other one six times
             raise pika.exceptions.AMQPConnectionError(error) from error
 
     @connection.deleter
@@ -144,6 +164,18 @@ class QuorumRabbitmqBroker(RabbitmqBroker):
         try:
             return super().consume(queue_name, prefetch, timeout)
         except _UNREACHABLE as error:
+            raise ConnectionClosed(error) from error
+
+    def get_queue_message_counts(self, queue_name: str) -> tuple[int, int, int]:
+        """Return how many messages wait, are delayed and are dead; raises dramatiq.errors.ConnectionClosed."""
+        closed = (pika.exceptions.AMQPConnectionError, pika.exceptions.AMQPChannelError)
+        try:
+            return super().get_queue_message_counts(queue_name)
+        except closed:
+            del self.connection  # it may have died of idleness; there will be another
+        try:
+            return super().get_queue_message_counts(queue_name)
+        except closed as error:
             raise ConnectionClosed(error) from error
 
     @property
