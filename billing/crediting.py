@@ -21,6 +21,8 @@ logger = logging.getLogger("billing.crediting")
 def void(invoice_id: int, reason: str, *, wait: timedelta = timedelta(seconds=10)) -> CreditNote:
     """Void an issued invoice and return its credit note; a void one returns the credit note it has.
 
+    The customer reads the reason, if there is a mail about the credit note.
+
     In one transaction under the customer's lease: the unsent email is cancelled, or one about the credit note is
     published; the usage is released, so that the slot can be billed again, as the next version.
 
@@ -38,7 +40,7 @@ def void(invoice_id: int, reason: str, *, wait: timedelta = timedelta(seconds=10
 
 def _void(lease: Lease, invoice_id: int, reason: str) -> tuple[CreditNote, bool]:
     using = lease.using
-    invoice = Invoice.objects.using(using).get(pk=invoice_id)
+    invoice = Invoice.objects.using(using).select_related("customer").get(pk=invoice_id)
     if invoice.status == Invoice.Status.VOID:
         return CreditNote.objects.using(using).get(invoice=invoice), False
     slot = slot_of(invoice)

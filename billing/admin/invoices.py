@@ -42,8 +42,8 @@ class SendAgainForm(ReasonForm):
     Question(
         "Void",
         "The invoice becomes void for good and a credit note takes back the whole of it. A mail that was not sent yet "
-        "is cancelled; otherwise the customer gets one about the credit note. The usage is free to be invoiced again: "
-        "try the item again, or bill the period.",
+        "is cancelled; otherwise the customer gets one about the credit note, and reads the reason in it. The usage is "
+        "free to be invoiced again: try the item again, or bill the period.",
         "Void",
     ),
     permission="void",

@@ -67,11 +67,14 @@ def invoice_email(invoice: Invoice, metrics: Sequence[MetricTotal]) -> dict[str,
             "",
         ]
     )
-    return _addressed(customer, f"Invoice {invoice.reference}: {total}", text)
+    return _addressed(customer["email"], f"Invoice {invoice.reference}: {total}", text)
 
 
 def credit_email(note: CreditNote, invoice: Invoice) -> dict[str, Any]:
-    """Return the outbox content that tells the customer that an invoice is taken back."""
+    """Return the outbox content that tells the customer, at today's address, that an invoice is taken back.
+
+    The invoice's mail may have gone to that one too, when it was sent again.
+    """
     customer = invoice.customer_snapshot
     total = money.format_minor(note.gross_minor, invoice.currency)
     text = "\n".join(
@@ -84,7 +87,7 @@ def credit_email(note: CreditNote, invoice: Invoice) -> dict[str, Any]:
             "",
         ]
     )
-    return _addressed(customer, f"Credit note {note.reference}: {total}", text)
+    return _addressed(invoice.customer.email, f"Credit note {note.reference}: {total}", text)
 
 
 def check_sender() -> None:
@@ -102,8 +105,8 @@ def unmailable(address: str, error: InvalidContent) -> Unmailable:
     return Unmailable(address, str(error))
 
 
-def _addressed(customer: dict[str, Any], subject: str, text: str) -> dict[str, Any]:
-    content = {"to": customer["email"], "subject": subject, "text": text}
+def _addressed(address: str, subject: str, text: str) -> dict[str, Any]:
+    content = {"to": address, "subject": subject, "text": text}
     return {**content, "from": conf.EMAIL_FROM} if conf.EMAIL_FROM else content
 
 

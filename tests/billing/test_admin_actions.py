@@ -78,6 +78,7 @@ def test_action_asks_before_it_does_anything(issued: Invoice, admin_client: Clie
     response = admin_client.post("/admin/billing/invoice/", {"action": "void", "_selected_action": [issued.pk]})
     page = response.content.decode()
     assert "a credit note takes back the whole of it" in page
+    assert "reads the reason in it" in page
     assert "INV-000001" in page
     assert Invoice.objects.get().status == "issued"
     assert "This field is required." in act(admin_client, "invoice", "void", issued, reason="  ")

@@ -3,6 +3,7 @@ from datetime import timedelta
 import pytest
 from django.db.models.functions import Now
 
+from billing import mailing
 from billing.crediting import void
 from billing.invoicing import invoice
 from billing.models import CreditNote, Customer, Invoice, Item, Series, UsageEvent
@@ -39,7 +40,11 @@ def test_void_takes_back_the_whole_invoice_and_its_unsent_email(customer: Custom
 def test_credit_note_is_mailed_when_the_invoice_was(customer: Customer) -> None:
     made = invoice(customer.pk, MAY)
     Message.objects.update(state=State.SENT, sent_at=Now())
+    Customer.objects.update(email="moved@example.com")
     void(made.invoice_id or 0, "wrong price")
+    mail = mailing.read(Message.objects.latest("pk"))
+    assert mail
+    assert (mail["to"], "Reason: wrong price" in mail["text"]) == ("moved@example.com", True)
     assert list(Message.objects.order_by("pk").values_list("dedupe_key", "state")) == [
         (f"invoice:{customer.pk}:usage:2026-05:v1", State.SENT),
         (f"credit:{customer.pk}:usage:2026-05:v1", State.PENDING),
