@@ -4,7 +4,7 @@ import logging
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -56,9 +56,9 @@ class Lane:
         self._tally = tally
         self._channel = channels.channel(name)
         self._micro_batch = pace.micro_batch or self._channel.micro_batch
-        self._senders = Senders(lambda: channels.channel(name), pace.concurrency, is_stopping, tell)
         # A message is only started with this much time left, so that it ends before its claim does.
         self._needed = min(self._channel.send_timeout, pace.claim_ttl / 2).total_seconds()
+        self._senders = Senders(lambda: channels.channel(name), pace.concurrency, self._needed, is_stopping, tell)
         self._waiting: deque[Held] = deque()
         self._claim: Claim | None = None
         self._in_hand = 0
@@ -159,17 +159,16 @@ class Lane:
             # Not ours any more, past its deadline, or being cancelled right now: whoever has it decides.
             self._marks.give_back(claim.number, skipped)
         self._log("outbox.intent", f"about to hand over {len(intents)}", claim.number, declared)
-        for batch in batches:
-            parcels = [self._parcel(held, claim, intents[held.id]) for held in batch if held.id in intents]
-            if parcels:
-                self._in_hand += 1
-                self._senders.hand(claim.number, parcels)
+        started = [[held for held in batch if held.id in intents] for batch in batches]
+        self._hand(claim.number, [[self._parcel(held, claim, intents[held.id]) for held in batch] for batch in started])
 
     def answered(self, answered: Answered) -> None:
         """Take note of what became of one message; `mark()` writes it down."""
         self._marks.answered(answered)
         if answered.answer.outcome is not Outcome.NOT_STARTED:
             self._watch(self._host(answered.parcel.payload), answered.answer)
+        else:
+            self._next_claim = 0.0  # it is due again at once
         self._in_hand -= answered.last
 
     def mark(self) -> None:
@@ -186,6 +185,16 @@ class Lane:
     def close(self) -> None:
         """End the sending threads."""
         self._senders.close()
+
+    def _hand(self, claim: int, batches: Sequence[Sequence[Parcel]]) -> None:
+        for number, parcels in enumerate(batches):
+            if parcels:
+                try:
+                    self._senders.hand(claim, parcels)
+                except Exception:  # there is no thread to be had
+                    self._marks.give_back(claim, [parcel.id for batch in batches[number:] for parcel in batch])
+                    raise
+                self._in_hand += 1
 
     def _parcel(self, held: Held, claim: Claim, intent: Intent) -> Parcel:
         deadline = Deadline(claim.deadline.at, intent.hand_over_by)

@@ -25,16 +25,21 @@ class Answered:
 
 
 class Senders:
-    """A few threads, each with a channel of its own, that take micro-batches and tell what became of each message."""
+    """A few threads, each with a channel of its own, that take micro-batches and tell what became of each message.
+
+    One that has less than `needed_s` left of its claim is not started.
+    """
 
     def __init__(
         self,
         make_channel: Callable[[], Channel],
         count: int,
+        needed_s: float,
         is_stopping: Callable[[], bool],
         tell: Callable[[Answered], None],
     ) -> None:
         self._make_channel = make_channel
+        self._needed_s = needed_s
         self._is_stopping = is_stopping
         self._tell = tell
         self._work: queue.SimpleQueue[tuple[int, Sequence[Parcel]] | None] = queue.SimpleQueue()
@@ -51,8 +56,8 @@ class Senders:
         """Give one micro-batch, whose intent is committed, to the next free thread."""
         if len(self._threads) < self._count:
             thread = threading.Thread(target=self._run, name=f"outbox-sender-{len(self._threads) + 1}", daemon=True)
-            self._threads.append(thread)
             thread.start()
+            self._threads.append(thread)
         self._work.put((claim, parcels))
 
     def close(self, timeout: float = 2.0) -> None:
@@ -68,7 +73,7 @@ class Senders:
         while (work := self._work.get()) is not None:
             claim, parcels = work
             for parcel in parcels:
-                if self._is_stopping() or parcel.deadline.remaining() <= 0:
+                if self._is_stopping() or parcel.deadline.remaining() < self._needed_s:
                     answer = Answer(Outcome.NOT_STARTED)
                 else:
                     self._sending[threading.get_ident()] = parcel.deadline

@@ -2,6 +2,7 @@
 
 import itertools
 import threading
+import time
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
@@ -49,6 +50,17 @@ class HostFails(OddChannel):
     def host(self, payload: Any) -> str:
         host: str = payload["host"]
         return host
+
+
+class TakesItsTime(OddChannel):
+    """Takes most of its `send_timeout`, and keeps how much of the claim was left when each send began."""
+
+    left: list[float] = []  # of all threads
+
+    def send(self, parcel: Parcel) -> Answer:
+        self.left.append(parcel.deadline.remaining())
+        time.sleep(0.8)
+        return super().send(parcel)
 
 
 class Hangs(OddChannel):

@@ -14,7 +14,7 @@ from outbox.models import Message, State
 from tests.waiting import wait_until
 
 from .conftest import drainer
-from .odd_channels import Hangs
+from .odd_channels import Hangs, TakesItsTime
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -119,6 +119,18 @@ def test_failure_of_the_loop_is_raised_after_what_is_in_hand_was_marked() -> Non
         drainer(channel="odd", batch_size=4, until=Until.STOPPED, progress=fail).run()
     # One thread had one message in hand; the others were given back.
     assert Counter(states().values()) == {State.SENT: 1, State.PENDING: 3}
+
+
+def test_no_send_of_a_micro_batch_begins_that_may_go_on_beyond_its_claim(drain: Drain, settings: Any) -> None:
+    """Swept meanwhile, it could be sent again by a person while it is on its way."""
+    configure(settings, "TakesItsTime")
+    TakesItsTime.left.clear()
+    publish("first")
+    publish("second")
+    drain(channel="odd", micro_batch=2, claim_ttl=1.6)  # of which 0.8 s are needed for one
+    assert states() == {"first": State.SENT, "second": State.SENT}
+    assert len(TakesItsTime.left) == 2
+    assert min(TakesItsTime.left) > 0.75, TakesItsTime.left
 
 
 @pytest.fixture

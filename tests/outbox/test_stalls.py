@@ -2,6 +2,7 @@
 
 import socket
 import threading
+from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -62,6 +63,26 @@ def test_mail_for_which_there_is_no_thread_is_known_not_to_be_handed_over(
         drain()
     message = Message.objects.get()
     assert (message.state, message.attempts) == (State.PENDING, 0)
+
+
+def test_drainer_that_gets_no_thread_to_send_in_gives_everything_back(
+    mail_server: MailServer, publish: Publish, drain: Drain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, started = threading.Thread.start, list[threading.Thread]()
+
+    def start_one(thread: threading.Thread) -> None:
+        if thread.name.startswith("outbox-sender") and started:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    for number in range(5):
+        publish(f"k{number}")
+    with monkeypatch.context() as patched, pytest.raises(RuntimeError, match="new thread"):
+        patched.setattr(threading.Thread, "start", start_one)
+        drain(concurrency=3)
+    states = Counter(Message.objects.values_list("state", "attempts"))
+    assert states in ({(State.PENDING, 0): 5}, {(State.PENDING, 0): 4, (State.SENT, 1): 1})
 
 
 def test_drainer_does_not_run_inside_a_transaction(mail_server: MailServer, publish: Publish) -> None:

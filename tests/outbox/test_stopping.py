@@ -83,7 +83,7 @@ def test_threads_that_hang_are_waited_for_together() -> None:
             goes_on.wait(20)
             return Answer(Outcome.ACCEPTED)
 
-    senders = Senders(lambda: Stuck("odd"), 8, lambda: False, lambda answered: None)
+    senders = Senders(lambda: Stuck("odd"), 8, 1, lambda: False, lambda answered: None)
     for number in range(8):
         senders.hand(1, [Parcel(number, "odd", "k", {}, 1, Deadline.after(60))])
     began = time.monotonic()
