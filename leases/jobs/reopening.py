@@ -1,12 +1,13 @@
 """Opening a key again: the deliberate way to have a job take effect once more."""
 
 import logging
+from datetime import timedelta
 
 from django.db import router, transaction
 from django.db.models.functions import Now
 
-from leases.holding import hold
-from leases.jobs.errors import ReceiptMissing
+from leases.holding import current_lease, hold
+from leases.jobs.errors import ReceiptBusy, ReceiptMissing
 from leases.jobs.keys import validated
 from leases.jobs.models import MAX_NAME_LENGTH, Receipt, Reopening
 from leases.jobs.outside import resource_of
@@ -20,7 +21,7 @@ def reopen(key: str, *, by: str, reason: str, using: str | None = None) -> Reope
 
     by: who decided, as people will look for it. reason: why it may take effect again; must say something. A message
     that is still queued is enough for it to run. Raises ReceiptMissing, InvalidKey, ValueError for a name or a reason
-    that cannot be kept, and for a run outside the database that may still be under way LeaseBusy.
+    that cannot be kept, and for a run outside the database that may still be under way LeaseBusy or ReceiptBusy.
     """
     if not by.strip() or not reason.strip():
         raise ValueError("opening a key again needs a name and a reason")
@@ -47,6 +48,8 @@ def _reopen(key: str, *, by: str, reason: str, using: str) -> Reopening:
         receipt = Receipt.objects.using(using).select_for_update().filter(key=key).first()
         if receipt is None:
             raise ReceiptMissing(key)
+        if receipt.state == Receipt.State.STARTED and current_lease(resource_of(key), using=using) is None:
+            raise ReceiptBusy(key, waited=timedelta(0))  # somebody else has opened it since, and it runs
         reopening = Reopening.objects.using(using).create(
             key=key,
             actor=receipt.actor,

@@ -58,7 +58,8 @@ class Jobs:
         self.broker.declare_queue(QUEUE)
         if not self.is_redis:
             for actor in self._before.actors.values():
-                self.broker.declare_actor(actor)
+                if actor.queue_name == QUEUE:  # the others' queues would be left on the server
+                    self.broker.declare_actor(actor)
             dramatiq.set_broker(self.broker)  # for what this process enqueues by itself, as a replay does
         self._processes = processes
         # No job of the tests runs for long, so it does not matter that the server has its default.
