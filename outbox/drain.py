@@ -269,6 +269,6 @@ class Drainer:
         )
         # Answers of messages on their way are taken while it waits, so that nothing of them is lost.
         until = time.monotonic() + wait
-        while (left := until - time.monotonic()) > 0:
+        while not self._done() and (left := until - time.monotonic()) > 0:
             self._listen(left)
         return True

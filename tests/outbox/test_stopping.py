@@ -12,9 +12,12 @@ from typing import Any
 
 import pytest
 from django.core.management import call_command
-from django.db import connection
+from django.db import OperationalError, connection
 
+from outbox import drain
 from outbox.channels.base import Answer, Deadline, Outcome, Parcel
+from outbox.claims import Statements
+from outbox.drain import Until
 from outbox.models import Decision, Message, State
 from outbox.senders import Senders
 from tests.servers.processes import BASE_DIR, Processes
@@ -73,6 +76,31 @@ def test_signal_that_comes_in_the_middle_of_the_one_before_is_taken() -> None:
         thread.start()
         thread.join(5)
         assert not thread.is_alive(), line
+
+
+def test_drainer_that_waits_for_its_database_and_has_nothing_in_hand_ends_at_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise OperationalError("the server is away")
+
+    monkeypatch.setattr(drain, "FIRST_BACKOFF", 30.0)
+    monkeypatch.setattr(drain, "LONGEST_BACKOFF", 30.0)
+    monkeypatch.setattr(Statements, "sweep", fail)
+    waiting = drainer(until=Until.STOPPED)
+
+    def run() -> None:
+        waiting.run()
+        connection.close()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    wait_until(lambda: "the server is away" in caplog.text)
+    waiting.stop()
+    thread.join(5)
+    ended = not thread.is_alive()
+    thread.join(60)
+    assert ended
 
 
 def test_threads_that_hang_are_waited_for_together() -> None:
