@@ -165,7 +165,10 @@ def _register(resource: str, *, holder: str, token: int, ttl: timedelta, using: 
                 holder="a former holder whose transaction is still open",
                 retry_after=timedelta(milliseconds=limit_ms),
             ) from error
-        raise LeaseUnavailable(resource, reason=f"the database does not answer as it should ({error})") from error
+        reason = f"the database does not answer as it should ({error})"
+        if fence.sqlstate(error) == fence.NO_SUCH_TABLE:
+            reason = f"database {using!r} has no tables of leases, so run manage.py migrate first"
+        raise LeaseUnavailable(resource, reason=reason) from error
 
 
 def _report_unreleased(resource: str, earlier: fence.Unreleased, *, using: str) -> None:

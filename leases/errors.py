@@ -161,7 +161,8 @@ class InsideTransaction(LeaseError):
         self.using = using
         super().__init__(
             f"{resource} cannot be {action} inside an open transaction on database {using!r}. "
-            "Do that first, then open the transaction (under ATOMIC_REQUESTS: use @non_atomic_requests)."
+            "Do that first, then open the transaction (under ATOMIC_REQUESTS: use @non_atomic_requests; in a TestCase: "
+            "use leases.testing.holding())."
         )
 
 

@@ -150,7 +150,8 @@ class Drainer:
                     if failure is not None:
                         raise
                     failure = error
-                    logger.exception("stops, and marks what is in hand first")
+                    if any(lane.busy for lane in self._lanes):  # otherwise it is raised right away
+                        logger.exception("stops, and marks what is in hand first")
                     self.stop()
         finally:
             self._is_stopping = True
@@ -246,8 +247,9 @@ class Drainer:
             return
 
     def _sweep(self) -> None:
-        again = self._sweeper.sweep()
+        again, parked = self._sweeper.sweep()
         self.report.tally["swept"] += again.total()
+        self.report.tally.update(parked)
         for name in again:
             if name in self._by_name:
                 self._by_name[name].wake()

@@ -29,16 +29,20 @@ class Sweeper:
         """Seconds until the next sweep is due."""
         return max(0.0, self._next - time.monotonic())
 
-    def sweep(self) -> Counter[str]:
-        """Sweep, if it is time; how many messages of each channel are due again. Those that are parked are told of."""
-        again: Counter[str] = Counter()
+    def sweep(self) -> tuple[Counter[str], Counter[str]]:
+        """Sweep, if it is time; how many messages of each channel are due again, and how many are parked in each state.
+
+        Those that are parked are told of.
+        """
+        again, parked = Counter[str](), Counter[str]()
         if self.wait() > 0:
-            return again
+            return again, parked
         for swept in self._statements.sweep(self._channels):
             metrics.swept(swept.channel)
             if swept.state == "pending":
                 again[swept.channel] += 1
             else:
+                parked[swept.state] += 1
                 self._tell(swept)
         for name, count in again.items():
             logger.warning(
@@ -48,7 +52,7 @@ class Sweeper:
                 extra={"event": "outbox.swept", "channel": name, "count": count},
             )
         self._next = time.monotonic() + self._every * random.uniform(0.5, 1.0)  # noqa: S311
-        return again
+        return again, parked
 
     def _tell(self, swept: Swept) -> None:
         reason = "it was held too long, or may not be sent any more"

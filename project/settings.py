@@ -165,8 +165,8 @@ REDIS_URL = required(
 BROKER_URL = env.str("BROKER_URL", default=REDIS_URL)
 # RabbitMQ does not tell, so it is told here; 30 minutes is what it comes with.
 BROKER_CONSUMER_TIMEOUT = seconds("BROKER_CONSUMER_TIMEOUT_SECONDS", 1800.0)
-LEASES_REDIS_URL = env.str("LEASES_REDIS_URL", default=REDIS_URL)
-for name, url in (("REDIS_URL", REDIS_URL), ("LEASES_REDIS_URL", LEASES_REDIS_URL)):
+leases_redis_url = env.str("LEASES_REDIS_URL", default=REDIS_URL)
+for name, url in (("REDIS_URL", REDIS_URL), ("LEASES_REDIS_URL", leases_redis_url)):
     if urlsplit(url).scheme not in ("redis", "rediss", "unix"):
         raise ImproperlyConfigured(
             f"{name} begins with {urlsplit(url).scheme!r}: write redis:// or rediss://, also for Valkey."
@@ -183,7 +183,7 @@ CACHES = {
     "default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"},
     "leases": {
         "BACKEND": "django_redis.cache.RedisCache",
-        "LOCATION": LEASES_REDIS_URL,
+        "LOCATION": leases_redis_url,
         "OPTIONS": {"SOCKET_CONNECT_TIMEOUT": leases_redis_timeout, "SOCKET_TIMEOUT": leases_redis_timeout},
     },
 }

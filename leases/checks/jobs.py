@@ -41,7 +41,7 @@ def schedule_entries(**kwargs: Any) -> list[CheckMessage]:
     try:
         from leases.jobs.schedules import parsed
     except ImportError as error:
-        hint = "Type: pip install 'invoice-once[schedule]'"
+        hint = "Type: pip install dramatiq cronsim"
         return [Error(f"LEASES_SCHEDULE needs a package that is missing: {error}.", hint=hint, id="leases.E050")]
     from dramatiq.broker import global_broker
 

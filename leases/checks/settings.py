@@ -9,7 +9,7 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register
 from django_redis import get_redis_connection
 
-from leases.conf import conf
+from leases.conf import Settings, conf
 
 
 @register("leases")
@@ -38,6 +38,21 @@ def durations(**kwargs: Any) -> list[CheckMessage]:
 
 
 @register("leases")
+def names(**kwargs: Any) -> list[CheckMessage]:
+    """Check that no setting is misspelt, since its default would hold silently."""
+    known = sorted(f"LEASES_{name}" for name in vars(Settings) if name.isupper())
+    return [
+        Warning(
+            f"{name} is not a setting of leases.",
+            hint=f"Remove it, or correct its name; there are {', '.join(known)}.",
+            id="leases.W018",
+        )
+        for name in dir(settings)
+        if name.startswith("LEASES_") and name not in known
+    ]
+
+
+@register("leases")
 def redis_client(**kwargs: Any) -> list[CheckMessage]:
     """Check that there is a client for leases, and that it gives up in time for another renewal."""
     alias = conf.REDIS_ALIAS
@@ -51,7 +66,16 @@ def redis_client(**kwargs: Any) -> list[CheckMessage]:
                 id="leases.E012",
             )
         ]
-    pool = get_redis_connection(alias, write=True).connection_pool
+    try:
+        pool = get_redis_connection(alias, write=True).connection_pool
+    except ValueError as error:
+        return [
+            Error(
+                f"CACHES[{alias!r}] has no address that can be understood, so that nothing can be leased: {error}.",
+                hint=f'Set "LOCATION": "redis://host:6379/0" in CACHES[{alias!r}].',
+                id="leases.E012",
+            )
+        ]
     connection = pool.connection_class(**pool.connection_kwargs)
     third_s = conf.TTL.total_seconds() / 3
     connect_s, answer_s = connection.socket_connect_timeout, connection.socket_timeout

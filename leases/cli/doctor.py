@@ -18,6 +18,7 @@ from leases.cli.verb import EXIT_FOUND, Verb
 from leases.conf import conf
 from leases.errors import DatabaseForgot
 from leases.functions import BY_TABLE, signature
+from leases.jobs.discovery import import_actors
 from leases.models import Incident, LeaseRecord, RedisMemory
 
 _FUNCTIONS = """
@@ -51,6 +52,7 @@ class Doctor(Verb):
         )
 
     def run(self, *, database: str, as_json: bool, **options: Any) -> None:
+        import_actors()  # what checks say of actors, they say of those that are imported
         messages = run_checks(tags=["leases"], include_deployment_checks=True, databases=[database])
         messages += [*_watched(database), *_migrated(database), *_same_database(database)]
         messages = [message for message in messages if not message.is_silenced()]

@@ -10,7 +10,6 @@ from leases.cli.verb import EXIT_ABSENT, EXIT_FOUND, Verb, counted, duration, po
 from leases.errors import LeaseError
 from leases.jobs import pruning
 from leases.jobs.errors import ReceiptMissing
-from leases.jobs.reopening import reopen
 
 
 class Reopen(Verb):
@@ -27,6 +26,11 @@ class Reopen(Verb):
         parser.add_argument("--by", default=interventions.operator(), help="who decides (default: %(default)s)")
 
     def run(self, *, database: str, as_json: bool, **options: Any) -> None:
+        try:
+            from leases.jobs.reopening import reopen
+        except ModuleNotFoundError as error:  # only projects with jobs have Dramatiq
+            hint = "Type: pip install dramatiq"
+            raise CommandError(f"Keys of jobs need a package that is missing: {error}. {hint}") from error
         try:
             reopening = reopen(options["key"], by=options["by"], reason=options["reason"], using=database)
         except ReceiptMissing as error:

@@ -14,6 +14,7 @@ from leases.errors import LeaseBusy, LeaseLost, LeaseUnavailable, StaleToken
 from leases.holding import hold
 from leases.jobs.errors import ReceiptBusy
 from leases.jobs.interrupts import LeaseInterrupt, interrupted_on_loss
+from leases.jobs.keys import require_parameters
 from leases.jobs.messages import answering, current_id, put_back, refuse_actor, wants_result
 from leases.jobs.turns import Turn
 
@@ -55,6 +56,8 @@ def leased(
     raised: an actor that is leased or once itself puts its own message back, any other fails and is retried. The broker
     needs Dramatiq's CurrentMessage middleware.
     """
+    if not isinstance(template, str):
+        raise TypeError(f'the resource of an actor is text, not {template!r:.100}; write @leased("...") with it')
     if on_conflict not in get_args(OnConflict):
         raise ValueError(f"on_conflict is one of {', '.join(get_args(OnConflict))}, not {on_conflict!r}")
     if (wait is not None) != (on_conflict == "wait") or (wait is not None and wait <= timedelta(0)):
@@ -65,6 +68,7 @@ def leased(
         if inspect.iscoroutinefunction(function):
             raise TypeError(f"{function.__qualname__} is a coroutine function; a lease belongs to one thread")
         signature = inspect.signature(function)
+        require_parameters(template, function)
 
         @functools.wraps(function)
         def run(*args: P.args, **kwargs: P.kwargs) -> R | None:

@@ -22,9 +22,7 @@ class KeyTemplate:
         self.template = template
         self._signature = inspect.signature(function)
         self._parts = _parsed(template)
-        for _, field, _, _ in self._parts:
-            if field is not None and field.split(".")[0].split("[")[0] not in self._signature.parameters:
-                raise ValueError(f"{template!r} names {field!r}, which is no parameter of {function.__qualname__}")
+        require_parameters(template, function)
         for literal, field, _, _ in self._parts[1:]:
             if field is not None and (not literal or literal.isalnum()):
                 raise ValueError(f"{template!r} needs a separator such as ':' between its fields")
@@ -64,6 +62,14 @@ class KeyTemplate:
 
     def _escaped(self, text: str) -> str:
         return "".join("".join(f"%{byte:02X}" for byte in c.encode()) if c in self._separators else c for c in text)
+
+
+def require_parameters(template: str, function: Callable[..., Any]) -> None:
+    """Raise ValueError if the template names what is no parameter of the function."""
+    parameters = inspect.signature(function).parameters
+    for _, field, _, _ in _parsed(template):
+        if field is not None and field.split(".")[0].split("[")[0] not in parameters:
+            raise ValueError(f"{template!r} names {field!r}, which is no parameter of {function.__qualname__}")
 
 
 def _parsed(template: str) -> list[tuple[str, str | None, str | None, str | None]]:

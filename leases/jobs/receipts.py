@@ -73,6 +73,8 @@ def once(
     transaction that cannot commit, TransactionEnded when it ended that by SQL, and outside a worker, or called directly
     by another actor, ReceiptBusy, LeaseBusy and LeaseUnavailable. Put it under `@dramatiq.actor` and under `@leased`.
     """
+    if not isinstance(key, str):
+        raise TypeError(f'the key of a job is text, not {key!r:.100}; write @once("...") with it')
     if on_crash not in (None, "retry", "park"):
         raise ValueError(f'on_crash is "retry" or "park", not {on_crash!r}; leave it out if the effect is a row')
     if retention is not None and retention <= timedelta(0):

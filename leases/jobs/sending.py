@@ -33,6 +33,8 @@ def send_once_with_options(
     actor: "Actor[Any, Any]", *, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None, **options: Any
 ) -> "Message[Any] | None":
     """Do as `send_once()`, with the options of `actor.send_with_options()`, such as `delay` in milliseconds."""
+    if not hasattr(actor, "fn"):
+        raise TypeError(f"{actor!r:.100} is no actor; put @dramatiq.actor above it")
     spec = once_of(actor.fn)
     if spec is None:
         raise TypeError(f"{actor.actor_name} is not @once, so nothing says which of its jobs are the same")

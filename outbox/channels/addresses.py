@@ -41,8 +41,10 @@ def resolve(
     for address, _ in addresses:
         parsed = ipaddress.ip_address(address.partition("%")[0])
         if not is_listed(parsed, allowed) and not (public and is_public(parsed)):
-            kind = "not public and" if public else "reached without TLS and"
-            raise ForbiddenAddress(f"{host} has the address {address}, which is {kind} not on the allow-list")
+            kind = "not public" if public else "reached without TLS"
+            raise ForbiddenAddress(
+                f"{host} has the address {address}, which is {kind} and not in the networks of allow_private"
+            )
     return addresses
 
 

@@ -94,7 +94,8 @@ class SmtpConversation:
             except Exception as error:  # whatever it is (a password that is not ASCII): no word of the message was said
                 self._abandon()
                 answered = isinstance(error, smtplib.SMTPResponseException)
-                what = "the server did not let us in" if answered else "no connection to the server"
+                nobody = f"no connection to {self._backend.host}:{self._backend.port}"
+                what = "the server did not let us in" if answered else nobody
                 return Answer(Outcome.NOT_HANDED_OVER, f"{what}: {_said(error)}", unreachable=True)
             return self._talk(smtp, mail_from, rcpt_tos, data, deadline, is_reused)
 

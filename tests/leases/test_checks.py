@@ -56,6 +56,22 @@ def test_E012_no_client_for_leases(settings: Any, cache: Any) -> None:
     assert ids(settings_checks.redis_client()) == ["leases.E012"]
 
 
+def test_E012_address_that_is_no_url(settings: Any) -> None:
+    other_redis(settings, "127.0.0.1:6379")
+    [message] = settings_checks.redis_client()
+    assert message.id == "leases.E012"
+    assert "must specify one of the following schemes" in message.msg
+
+
+def test_W018_setting_that_is_none(settings: Any) -> None:
+    assert settings_checks.names() == []
+    settings.LEASES_TLL = timedelta(seconds=30)
+    [message] = settings_checks.names()
+    assert message.id == "leases.W018"
+    assert "LEASES_TLL" in message.msg
+    assert "LEASES_TTL" in str(message.hint)
+
+
 @pytest.mark.parametrize(
     "options",
     [{"SOCKET_CONNECT_TIMEOUT": 11, "SOCKET_TIMEOUT": 11}, {"CONNECTION_POOL_KWARGS": {"socket_timeout": None}}],

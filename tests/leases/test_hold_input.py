@@ -21,7 +21,7 @@ SHORT = timedelta(milliseconds=600)
 
 
 def test_lease_is_refused_inside_an_open_transaction() -> None:
-    with transaction.atomic(), pytest.raises(InsideTransaction), hold("customer:1"):
+    with transaction.atomic(), pytest.raises(InsideTransaction, match=r"leases\.testing\.holding"), hold("customer:1"):
         pass
 
 

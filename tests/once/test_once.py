@@ -331,6 +331,9 @@ def test_mistakes_in_the_decorator_show_when_the_module_is_imported() -> None:
     with pytest.raises(ValueError, match="retention"):
         once("x:{a}", retention=timedelta(0))
 
+    with pytest.raises(TypeError, match=r'write @once\("\.\.\."\)'):
+        once(lambda user_id: None)  # type: ignore[arg-type]
+
     async def coroutine(a: int) -> None: ...
 
     with pytest.raises(TypeError, match="coroutine"):

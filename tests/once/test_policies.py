@@ -140,6 +140,16 @@ def test_outside_a_worker_the_caller_is_told(policy: str) -> None:
     assert isinstance(got[0], LeaseBusy)
 
 
+def test_mistakes_in_the_resource_show_when_the_module_is_imported() -> None:
+    with pytest.raises(TypeError, match=r'write @leased\("\.\.\."\)'):
+        leased(lambda number: None)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="names 'nobody', which is no parameter"):
+        leased("order:{nobody}")(lambda number: None)
+    with pytest.raises(ValueError, match="names '', which is no parameter"):
+        leased("order:{}")(lambda number: None)
+    leased("order:{data[id]}:{data.size!r:>5}")(lambda data: None)
+
+
 def test_mistakes_in_the_policy_show_when_the_module_is_imported() -> None:
     with pytest.raises(ValueError, match="on_conflict"):
         leased("a", on_conflict="hope")  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.test import override_settings
 
 from leases import hold
 from leases.jobs.errors import InvalidSchedule
@@ -157,6 +158,18 @@ def test_list_says_when_everything_is_due_next(capsys: pytest.CaptureFixture[str
     row = json.loads(capsys.readouterr().out)[0]
     assert (row["schedule"], row["actor"], row["missed"]) == ("tick", "tick", "all")
     assert datetime.fromisoformat(row["next"]) > datetime.now(UTC)
+
+
+def test_schedule_of_an_actor_that_is_not_there_is_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    entries = {"tick": {"actor": "tick", "cron": "0 3 * * *"}, "nightly": {"actor": "tack", "cron": "0 3 * * *"}}
+    with override_settings(LEASES_SCHEDULE=entries):
+        call_command("schedule", "--list", "--json")
+    captured = capsys.readouterr()
+    assert len(json.loads(captured.out)) == 2
+    assert captured.err.splitlines() == [
+        "nightly fires tack, which no broker knows: define the actor in a module `actors` of an app, or correct "
+        "its name."
+    ]
 
 
 def test_cron_follows_the_clocks_of_its_time_zone() -> None:

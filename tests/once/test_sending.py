@@ -93,3 +93,5 @@ def test_second_actor_that_shares_a_key_is_refused_and_not_silently_left_out() -
 def test_actor_that_is_not_once_is_refused() -> None:
     with pytest.raises(TypeError, match="plain is not @once"):
         send_once(actors.plain, "ada")
+    with pytest.raises(TypeError, match=r"put @dramatiq\.actor above"):
+        send_once(actors.welcome.fn, "ada")  # type: ignore[arg-type]

@@ -7,8 +7,11 @@ from typing import Any
 
 import dramatiq
 import pytest
+import redis
 from django.core.management import call_command
 from django.core.management.base import CommandError
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from leases.jobs import dead_letters, workload
 from leases.jobs.errors import AlreadyDone, AlreadyReplayed
@@ -67,6 +70,12 @@ def test_command_prints_json_metrics_and_a_table(capsys: pytest.CaptureFixture[s
     assert out.count("# TYPE") == 8
     call_command("workload", "--queues", QUEUE)
     assert QUEUE in capsys.readouterr().out
+
+
+def test_broker_that_is_away_is_told_in_its_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actors.plain.broker, "client", redis.Redis(port=1, retry=Retry(NoBackoff(), 0)))
+    with pytest.raises(CommandError, match=r"connecting to localhost:1\. Connection refused"):
+        call_command("workload")
 
 
 def test_duplicates_show_what_is_queued_twice_and_what_was_asked_for_again(capsys: pytest.CaptureFixture[str]) -> None:

@@ -132,13 +132,14 @@ def test_database_that_is_away_is_said_in_one_sentence(words: list[str], away: N
     assert caught.value.returncode == 75
 
 
-def test_database_that_was_never_migrated_is_said_in_one_sentence() -> None:
+def test_database_that_was_never_migrated_is_said_in_one_sentence(caplog: pytest.LogCaptureFixture) -> None:
     with connection.cursor() as cursor:
         cursor.execute("ALTER TABLE outbox_message RENAME TO elsewhere")
     try:
         for words in (["outbox", "status"], ["drain_outbox", "--once"], ["drain_outbox", "--dry-run"]):
             with pytest.raises(CommandError, match=r"run manage\.py migrate first"):
                 call_command(*words)
+        assert not [record for record in caplog.records if record.exc_info]
     finally:
         with connection.cursor() as cursor:
             cursor.execute("ALTER TABLE elsewhere RENAME TO outbox_message")

@@ -131,6 +131,12 @@ def test_claim_that_a_wrong_database_clock_wrote_far_ahead_is_swept(drain: Drain
     assert drain().tally["swept"] == 1
 
 
+def test_message_that_was_swept_into_doubt_is_counted(drain: Drain) -> None:
+    fill(1, "email")
+    Message.objects.update(state="sending", claim=1, claimed_until=timezone.now() - MINUTE)
+    assert drain().tally["in_doubt"] == 1
+
+
 def test_lower_id_that_commits_late_is_still_sent(mail_server: MailServer, publish: Publish, drain: Drain) -> None:
     # outbox A33
     late = threading.Event()

@@ -162,7 +162,7 @@ def test_a_server_that_is_not_there_costs_no_attempts(mail_server: MailServer, p
         drain()
     message = Message.objects.get()
     assert (message.state, message.attempts, message.history) == (State.PENDING, 0, [])
-    assert "no connection to the server" in message.last_error
+    assert f"no connection to 127.0.0.1:{mail_server.port}" in message.last_error
 
 
 def test_refused_recipients_are_recorded(mail_server: MailServer, publish: Publish, drain: Drain) -> None:

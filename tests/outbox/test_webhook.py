@@ -239,7 +239,7 @@ def test_private_address_is_never_reached(url: str, allowed: list[str], drain: D
     drain(channel="hook")
     message = Message.objects.get()
     assert message.state == State.DEAD
-    assert "not on the allow-list" in message.last_error
+    assert "not in the networks of allow_private" in message.last_error
 
 
 @pytest.mark.parametrize(

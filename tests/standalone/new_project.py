@@ -40,7 +40,19 @@ class NewProject:
         (self.folder / path).write_text(text)
 
     def run(self, *arguments: str) -> str:
-        completed = subprocess.run(
+        completed = self._completed(*arguments)
+        assert completed.returncode == 0, f"{arguments}: {completed.stdout}{completed.stderr}"
+        return completed.stdout
+
+    def fail(self, *arguments: str) -> str:
+        """Run what must fail with a sentence and no traceback; return what it says."""
+        completed = self._completed(*arguments)
+        assert completed.returncode != 0, f"{arguments}: {completed.stdout}{completed.stderr}"
+        assert "Traceback" not in completed.stderr, completed.stderr
+        return completed.stderr
+
+    def _completed(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
             [sys.executable, *arguments],
             cwd=self.folder,
             env=self.environment,
@@ -49,8 +61,6 @@ class NewProject:
             text=True,
             timeout=120,
         )
-        assert completed.returncode == 0, f"{arguments}: {completed.stdout}{completed.stderr}"
-        return completed.stdout
 
     def shell(self, code: str) -> str:
         """Run `code` in the project, as a script of its own would."""

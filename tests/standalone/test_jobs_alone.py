@@ -121,3 +121,14 @@ def test_new_project_runs_jobs_once_and_in_turn(new_project: NewProject) -> None
         "measured: 0 True",
         "sent again: None",
     ]
+
+
+def test_doctor_looks_at_actors_that_nothing_has_imported(new_project: NewProject) -> None:
+    new_project.add_app("leases")
+    new_project.add_settings(SETTINGS)
+    new_project.add_settings(
+        "LEASES_SCHEDULE = {'nightly': {'actor': 'plain', 'cron': '0 3 * * *'}}\n"  # not @once
+    )
+    new_project.write("orders/actors.py", "import dramatiq\n\n\n@dramatiq.actor\ndef plain() -> None: ...\n")
+    new_project.run("manage.py", "migrate")
+    assert "W051" in new_project.run("manage.py", "leases", "doctor")

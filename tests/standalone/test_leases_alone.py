@@ -44,6 +44,16 @@ with hold("order:7") as lease:
         cursor.execute("UPDATE orders_order SET paid = true")
 print("paid:", Order.objects.get().paid)
 """
+UNMIGRATED = """
+from leases import hold
+from leases.errors import LeaseUnavailable
+
+try:
+    with hold("order:7"):
+        pass
+except LeaseUnavailable as error:
+    print(error)
+"""
 
 
 def test_new_project_fences_its_own_model_with_three_lines_of_settings(new_project: NewProject) -> None:
@@ -70,3 +80,23 @@ def test_changing_the_resource_template_makes_a_migration(new_project: NewProjec
     assert "fence_update" in changes
     new_project.run("manage.py", "migrate")
     assert "the database refused: not presented: orders/7" in new_project.shell(SCRIPT.replace("order:7", "orders/7"))
+
+
+def test_commands_of_leases_need_no_dramatiq(new_project: NewProject) -> None:
+    new_project.add_app("leases")
+    new_project.add_settings(SETTINGS)
+    new_project.write("dramatiq.py", "raise ModuleNotFoundError(\"No module named 'dramatiq'\", name='dramatiq')")
+    new_project.run("manage.py", "migrate")
+    assert "nothing is leased" in new_project.run("manage.py", "leases", "ls")
+    assert "W040" in new_project.run("manage.py", "leases", "doctor")
+    assert "pruned 0 receipts" in new_project.run("manage.py", "leases", "prune-jobs", "--older-than", "90d")
+    assert "pip install" in new_project.fail("manage.py", "leases", "reopen", "welcome:7", "--reason", "a test")
+
+
+def test_lease_in_a_database_that_was_not_migrated_says_what_to_do(new_project: NewProject) -> None:
+    new_project.add_app("leases")
+    new_project.add_settings(SETTINGS)
+    assert new_project.shell(UNMIGRATED).splitlines() == [
+        "order:7 could not be leased: database 'default' has no tables of leases, so run manage.py migrate first. "
+        "Nothing is held; try again later."
+    ]

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from types import FrameType
 from typing import Any
 
+import dramatiq
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError
 from dramatiq.errors import BrokerConnectionError
@@ -54,6 +55,13 @@ class Command(BaseCommand):
             known = schedules()
         except InvalidSchedule as error:
             raise CommandError(str(error), returncode=2) from error
+        actors = dramatiq.get_broker().actors
+        for schedule in known:
+            if schedule.actor not in actors:
+                self.stderr.write(
+                    f"{schedule.name} fires {schedule.actor}, which no broker knows: define the actor in a module "
+                    "`actors` of an app, or correct its name."
+                )
         if options["list"]:
             self._list(known, as_json=options["as_json"])
         elif options["once"]:

@@ -83,7 +83,7 @@ class Command(BaseCommand):
                 raise
             raise CommandError("The database has no tables of jobs: run manage.py migrate first.") from error
         except (RedisError, DatabaseError, BrokerConnectionError, OSError) as error:
-            raise CommandError(f"A server does not answer: {error!r}") from error
+            raise CommandError(f"A server does not answer: {str(error).strip() or repr(error)}") from error
         if options["as_json"]:
             self.stdout.write(json.dumps([state.as_dict() for state in states]))
         elif options["metrics"]:
