@@ -1,5 +1,6 @@
 """`outbox` in a project that has neither Redis nor leases."""
 
+from tests.docs.reading import document
 from tests.standalone.new_project import NewProject
 
 SETTINGS = """
@@ -40,3 +41,11 @@ def test_new_project_sends_one_mail_for_two_publications(new_project: NewProject
     mails = list((new_project.folder / "mails").iterdir())
     assert len(mails) == 1
     assert "Subject: Welcome" in mails[0].read_text()
+
+
+def test_test_of_the_documents_passes_in_a_new_project(new_project: NewProject) -> None:
+    new_project.add_app("outbox")
+    new_project.add_settings(SETTINGS)
+    (code,) = (code for code in document("docs/outbox.md").blocks("python") if "class WelcomeTest" in code)
+    new_project.write("orders/tests.py", code)
+    assert "1 claimed, 1 sent" in new_project.run("manage.py", "test")
