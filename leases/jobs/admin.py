@@ -14,6 +14,7 @@ from redis.exceptions import RedisError
 
 from leases.errors import LeaseError
 from leases.inspecting import Inspector
+from leases.jobs.discovery import import_actors
 from leases.jobs.models import DeadLetter, Queue, Receipt, Reopening, Slot
 
 #: A person who acts on more at once should use the commands, and think again.
@@ -185,6 +186,20 @@ class SlotAdmin(JobInspector):
     actions = None
 
 
+def _measured() -> tuple[list[Any], str]:
+    """Return how each queue stands, or why nobody can tell."""
+    try:
+        from leases.jobs import workload
+    except ModuleNotFoundError as missing:  # only projects with jobs have Dramatiq
+        return [], f"Jobs need a package that is missing: {missing}. Without jobs there are no queues."
+    import_actors()
+    try:
+        return workload.measure(), ""
+    except Exception:
+        # The page must tell that the broker is away, whichever broker it is.
+        return [], "The broker does not answer. Start it, or correct its address."
+
+
 @admin.register(Queue)
 class QueueAdmin(JobInspector):
     """One page: every queue with its depth, the age of its oldest message, and the workers it takes."""
@@ -192,18 +207,9 @@ class QueueAdmin(JobInspector):
     actions = None
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        from leases.jobs import workload
-        from leases.jobs.discovery import import_actors
-
         if not self.has_view_permission(request):
             raise PermissionDenied
-        import_actors()
-        error, states = "", []
-        try:
-            states = workload.measure()
-        except Exception as problem:
-            # The page must tell that the broker is away, whichever broker it is.
-            error = f"The broker does not answer: {problem!r}"
+        states, error = _measured()
         unreplayed = DeadLetter.objects.filter(replayed_at__isnull=True).order_by().values("queue")
         kept = dict(unreplayed.annotate(number=Count("pk")).values_list("queue", "number"))
         context = {

@@ -54,6 +54,21 @@ try:
 except LeaseUnavailable as error:
     print(error)
 """
+PAGES = """
+import re
+from django.conf import settings
+from django.contrib.auth.models import User
+from django.test import Client
+
+settings.ALLOWED_HOSTS = ["testserver"]
+client = Client()
+client.force_login(User.objects.create_superuser("root"))
+pages = set(re.findall('href="(/admin/leases/[^"]+)"', client.get("/admin/").content.decode()))
+for page in sorted(pages):
+    answer = client.get(page)
+    if "/queue/" in page or answer.status_code != 200:
+        print(answer.status_code, *re.findall("Jobs need a package that is missing", answer.content.decode()))
+"""
 
 
 def test_new_project_fences_its_own_model_with_three_lines_of_settings(new_project: NewProject) -> None:
@@ -82,7 +97,7 @@ def test_changing_the_resource_template_makes_a_migration(new_project: NewProjec
     assert "the database refused: not presented: orders/7" in new_project.shell(SCRIPT.replace("order:7", "orders/7"))
 
 
-def test_commands_of_leases_need_no_dramatiq(new_project: NewProject) -> None:
+def test_pages_and_commands_of_leases_need_no_dramatiq(new_project: NewProject) -> None:
     new_project.add_app("leases")
     new_project.add_settings(SETTINGS)
     new_project.write("dramatiq.py", "raise ModuleNotFoundError(\"No module named 'dramatiq'\", name='dramatiq')")
@@ -91,6 +106,7 @@ def test_commands_of_leases_need_no_dramatiq(new_project: NewProject) -> None:
     assert "W040" in new_project.run("manage.py", "leases", "doctor")
     assert "pruned 0 receipts" in new_project.run("manage.py", "leases", "prune-jobs", "--older-than", "90d")
     assert "pip install" in new_project.fail("manage.py", "leases", "reopen", "welcome:7", "--reason", "a test")
+    assert new_project.shell(PAGES).splitlines() == ["200 Jobs need a package that is missing"]
 
 
 def test_lease_in_a_database_that_was_not_migrated_says_what_to_do(new_project: NewProject) -> None:
