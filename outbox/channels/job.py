@@ -4,10 +4,13 @@ import time
 import uuid
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from outbox.channels.base import Answer, Channel, Outcome, Parcel
 from outbox.errors import InvalidContent, PermanentFailure
+
+if TYPE_CHECKING:
+    import dramatiq
 
 FIELDS = {"actor", "args", "kwargs", "options"}
 
@@ -28,12 +31,14 @@ class JobChannel(Channel):
             raise InvalidContent(
                 self.name, f"it has the fields {sorted(content)}, not actor (a name), args, kwargs, options"
             )
-        import dramatiq  # only projects that use this channel have it
-
-        try:
-            actor = dramatiq.get_broker().get_actor(content["actor"])
-        except dramatiq.ActorNotFound:
-            raise InvalidContent(self.name, f"there is no actor {content['actor']!r} in this process") from None
+        broker = _broker()
+        actor = broker.actors.get(content["actor"]) if broker else None
+        if actor is None:
+            raise InvalidContent(
+                self.name,
+                f"there is no actor {content['actor']!r} in this process; import the module that defines it, or "
+                "correct its name",
+            )
         args, kwargs, options = content.get("args", []), content.get("kwargs", {}), content.get("options", {})
         if not isinstance(args, list) or not isinstance(kwargs, Mapping) or not isinstance(options, Mapping):
             raise InvalidContent(self.name, "args is a list, kwargs and options are objects")
@@ -61,7 +66,10 @@ class JobChannel(Channel):
             message.encode()
         except Exception as error:
             raise PermanentFailure(f"the broker message cannot be made: {error!r}") from error
-        broker = dramatiq.get_broker()
+        broker = _broker()
+        if broker is None:
+            reason = "this process has no broker; call dramatiq.set_broker(...) in an app's ready()"
+            return Answer(Outcome.NOT_HANDED_OVER, reason, unreachable=True)
         if getattr(broker, "confirm_delivery", True) is False:
             words = f"{type(broker).__name__} may lose a message unseen; make it with confirm_delivery=True"
             return Answer(Outcome.NOT_HANDED_OVER, words, unreachable=True)
@@ -77,3 +85,10 @@ class JobChannel(Channel):
     def send_timeout(self) -> timedelta:
         """A broker's client may try again by itself for longer; what is repeated then does no harm."""
         return timedelta(seconds=20)
+
+
+def _broker() -> "dramatiq.Broker | None":
+    """Return the broker that the project has set. Dramatiq would make one on this machine, where no worker looks."""
+    from dramatiq import broker  # only projects that use this channel have it
+
+    return broker.global_broker

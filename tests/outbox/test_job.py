@@ -110,3 +110,22 @@ def test_broker_that_confirms_nothing_is_given_nothing(server: PrivateRedis, dra
     assert (message.state, message.attempts) == (State.PENDING, 0)
     assert "confirm_delivery=True" in message.last_error
     assert message.resend_until is None  # it is known not to be there
+
+
+def test_process_without_a_broker_enqueues_nowhere_and_waits(
+    server: PrivateRedis, drain: Drain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dramatiq would make a broker of its own, on this machine, and no worker would ever look there."""
+    publish()
+    with monkeypatch.context() as patched:
+        patched.setattr("dramatiq.broker.global_broker", None)
+        drain(channel="job")
+        message = Message.objects.get()
+        assert (message.state, message.attempts) == (State.PENDING, 0)
+        assert "dramatiq.set_broker" in message.last_error
+        with pytest.raises(errors.InvalidContent, match="import the module that defines it"):
+            publish("another")
+        assert dramatiq.broker.global_broker is None
+    Message.objects.update(available_at=timezone.now() - timedelta(seconds=1))
+    drain(channel="job")
+    assert len(enqueued(server)) == 1
