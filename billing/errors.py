@@ -64,7 +64,10 @@ class NegativeTotal(NeedsPerson):
 
     def __init__(self, total: str) -> None:
         self.total = total
-        super().__init__(f"the usage adds up to {total}, and an invoice cannot be negative; grant a credit by hand")
+        super().__init__(
+            f"the usage adds up to {total}, and an invoice cannot be negative; bill a longer period that outweighs it, "
+            "or pay it back by other means"
+        )
 
 
 class AmountTooLarge(NeedsPerson):

@@ -13,6 +13,7 @@ from billing import tax as tax_client
 from billing.invoicing import invoice
 from billing.models import Customer, Invoice, InvoiceLine, Item, Price, Series, UsageEvent
 from billing.outcomes import Outcome
+from billing.parking import waiting_items
 from billing.periods import Period
 from billing.preview import preview
 from billing.status import totals
@@ -111,8 +112,21 @@ def test_total_that_only_tax_makes_negative_is_parked(tax: TaxService) -> None:
     make_usage(customer, "2", amount="-99.00", metric="refunds")
     outcome = invoice(customer.pk, MAY)
     assert outcome == Outcome.parked(
-        "the usage adds up to EUR -17.81, and an invoice cannot be negative; grant a credit by hand"
+        "the usage adds up to EUR -17.81, and an invoice cannot be negative; bill a longer period that outweighs it, "
+        "or pay it back by other means"
     )
+
+
+def test_credit_that_outweighs_its_month_is_set_off_over_a_longer_period(tax: TaxService) -> None:
+    customer = make_customer()
+    make_usage(customer, "1", amount="-4.00")
+    make_usage(customer, "2", amount="10.00", at=datetime(2026, 6, 5, tzinfo=UTC))
+    runs.plan(MAY)
+    assert invoice(customer.pk, MAY).kind == Item.Outcome.PARKED
+    assert waiting_items().count() == 1
+    assert invoice(customer.pk, Period.parse("2026-05-01/2026-07-01")).kind == Item.Outcome.ISSUED
+    assert Invoice.objects.get().net_minor == 600
+    assert waiting_items().count() == 0
 
 
 def test_net_of_nothing_with_tax_is_an_invoice(tax: TaxService) -> None:
