@@ -141,6 +141,7 @@ def how(examples: int) -> Any:
         derandomize=True,
         database=None,
         phases=[Phase.generate],
+        report_multiple_bugs=False,
         suppress_health_check=list(HealthCheck),
     )
 
