@@ -5,7 +5,10 @@ such as a sleep, a socket or a regular expression. It is the third of four steps
 """
 
 import ctypes
+import logging
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -13,7 +16,11 @@ from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from dramatiq.middleware.threading import Interrupt, raise_thread_exception
 
+from leases.clock import boottime
 from leases.lease import Lease
+
+#: How long the interrupt waits for a thread that writes a log line.
+_PATIENCE_S = 1.0
 
 
 class LeaseInterrupt(Interrupt):
@@ -35,6 +42,10 @@ def interrupted_on_loss(lease: Lease) -> Iterator[None]:
 
     def interrupt() -> None:
         nonlocal raised
+        # Landed in there, it could leave the lock of a handler taken, and stop every thread that logs: the keeper, too.
+        patient_until = boottime() + _PATIENCE_S
+        while _is_logging(thread_id) and boottime() < patient_until:
+            time.sleep(0.001)
         raised = True
         raise_thread_exception(thread_id, LeaseInterrupt)
 
@@ -56,6 +67,13 @@ def interrupted_on_loss(lease: Lease) -> Iterator[None]:
             for connection in _in_transaction() - of_the_caller:
                 connection.in_atomic_block = False
                 connection.close()
+
+
+def _is_logging(thread_id: int) -> bool:
+    frame = sys._current_frames().get(thread_id)
+    while frame is not None and frame.f_code.co_filename != logging.__file__:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _follows_interrupt(error: BaseException | None) -> bool:

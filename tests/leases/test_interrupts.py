@@ -86,6 +86,29 @@ def commit() -> None:
         cursor.execute("SELECT 1")
 
 
+class SlowToLock(logging.Handler):
+    """Long between taking its lock and the lines that are sure to give it back."""
+
+    def acquire(self) -> None:
+        super().acquire()
+        over_at = time.monotonic() + 0.8
+        while time.monotonic() < over_at:
+            pass
+
+    def emit(self, record: logging.LogRecord) -> None:
+        pass
+
+
+slow_to_lock = SlowToLock()
+
+
+def write_a_log_line() -> None:
+    slow_logger = logging.Logger("slow")
+    slow_logger.addHandler(slow_to_lock)
+    slow_logger.info("slow")
+    loop()
+
+
 class Interruptible(list[Any]):
     """A list that is long in appending, so that an interrupt lands right after it."""
 
@@ -110,6 +133,7 @@ WORK = {
     "shutdown": call_that_the_loss_ends,
     "begin": begin_a_transaction,
     "commit": commit,
+    "log": write_a_log_line,
 }
 
 
@@ -152,6 +176,7 @@ def worker() -> Iterator[None]:
         ("shutdown", {"LeaseInterrupt"}),
         ("begin", {"LeaseInterrupt"}),
         ("commit", {"ProgrammingError"}),  # Django's
+        ("log", {"LeaseInterrupt"}),
     ],
 )
 def test_job_that_lost_its_lease_is_stopped_and_put_back(  # locks L54 L55 L75
@@ -169,3 +194,6 @@ def test_job_that_lost_its_lease_is_stopped_and_put_back(  # locks L54 L55 L75
     assert set(ended_by) <= how
     assert done.wait(10), "the next job on the same thread did not run to its end"
     assert [getattr(record, "event", "") for record in caplog.records].count("job.put_back") == 1
+    assert slow_to_lock.lock
+    assert slow_to_lock.lock.acquire(timeout=5), "no other thread can write a log line any more"
+    slow_to_lock.lock.release()
