@@ -13,11 +13,10 @@ from billing import tax as tax_client
 from billing.invoicing import invoice
 from billing.models import Customer, Invoice, InvoiceLine, Item, Price, Series, UsageEvent
 from billing.outcomes import Outcome
-from billing.parking import waiting_items
 from billing.periods import Period
 from billing.preview import preview
 from billing.status import totals
-from leases import Lease, current_lease, hold
+from leases import current_lease, hold
 from leases.errors import NotHeld
 from outbox.models import Message
 from tests.billing.conftest import TaxService
@@ -117,18 +116,6 @@ def test_total_that_only_tax_makes_negative_is_parked(tax: TaxService) -> None:
     )
 
 
-def test_credit_that_outweighs_its_month_is_set_off_over_a_longer_period(tax: TaxService) -> None:
-    customer = make_customer()
-    make_usage(customer, "1", amount="-4.00")
-    make_usage(customer, "2", amount="10.00", at=datetime(2026, 6, 5, tzinfo=UTC))
-    runs.plan(MAY)
-    assert invoice(customer.pk, MAY).kind == Item.Outcome.PARKED
-    assert waiting_items().count() == 1
-    assert invoice(customer.pk, Period.parse("2026-05-01/2026-07-01")).kind == Item.Outcome.ISSUED
-    assert Invoice.objects.get().net_minor == 600
-    assert waiting_items().count() == 0
-
-
 def test_net_of_nothing_with_tax_is_an_invoice(tax: TaxService) -> None:
     # billing 98
     customer = make_customer()
@@ -187,45 +174,6 @@ def test_invoice_made_without_a_run_is_already_there_for_a_run_planned_meanwhile
     assert Item.objects.get().outcome == "already_invoiced"
 
 
-def test_usage_that_changes_while_taxed_is_rated_again(customer: Customer, monkeypatch: pytest.MonkeyPatch) -> None:
-    cutoff_at = timezone.now() + timedelta(minutes=1)
-    monkeypatch.setattr(runs, "begin", lambda lease, slot: (cutoff_at, 1))
-    ask = tax_client.rates
-
-    def rates(*arguments: Any) -> dict[int, Decimal]:
-        if not UsageEvent.objects.filter(key="meanwhile").exists():
-            make_usage(customer, "meanwhile", "7", subject="vm-3")
-        return ask(*arguments)
-
-    monkeypatch.setattr(tax_client, "rates", rates)
-    invoice(customer.pk, MAY)
-    made = Invoice.objects.get()
-    assert made.usage_count == 3 == made.lines.count()
-    assert made.net_minor == 105 + 347 + 74
-    assert Series.objects.get().next_number == 2
-
-
-def test_customer_who_is_corrected_while_taxed_is_invoiced_as_corrected(
-    customer: Customer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked_for = []
-    ask = tax_client.rates
-
-    def rates(lease: Lease, customer: Customer, *more: Any) -> dict[int, Decimal]:
-        asked_for.append(customer.country)
-        answer = ask(lease, customer, *more)
-        Customer.objects.update(email="right@example.com", country="FR")
-        return answer
-
-    monkeypatch.setattr(tax_client, "rates", rates)
-    invoice(customer.pk, MAY)
-    made = Invoice.objects.get()
-    assert (made.customer_snapshot["email"], made.customer_snapshot["country"]) == ("right@example.com", "FR")
-    assert asked_for == ["", "FR"]
-    assert (made.version, made.number) == (1, 1)
-    assert "To: right@example.com" in mail()
-
-
 def test_amount_that_cannot_be_stored_parks_before_tax_is_asked_for(tax: TaxService) -> None:
     customer = make_customer()
     make_price("hours", "999999999999")
@@ -238,22 +186,6 @@ def test_amount_that_cannot_be_stored_parks_before_tax_is_asked_for(tax: TaxServ
     UsageEvent.objects.filter(pk=usage.pk).update(quantity="92233.720368546774")
     outcome = invoice(customer.pk, MAY)
     assert (outcome.kind, "the total comes to" in outcome.reason) == (Item.Outcome.PARKED, True)
-
-
-def test_usage_that_never_rests_fails_for_now(customer: Customer, monkeypatch: pytest.MonkeyPatch) -> None:
-    cutoff_at = timezone.now() + timedelta(minutes=1)
-    monkeypatch.setattr(runs, "begin", lambda lease, slot: (cutoff_at, 1))
-    ask = tax_client.rates
-
-    def rates(*arguments: Any) -> dict[int, Decimal]:
-        make_usage(customer, f"meanwhile-{UsageEvent.objects.count()}")
-        return ask(*arguments)
-
-    monkeypatch.setattr(tax_client, "rates", rates)
-    outcome = invoice(customer.pk, MAY)
-    assert outcome.kind == Item.Outcome.FAILED
-    assert outcome.reason == "the usage or the customer changed during each of 3 attempts; it will be tried again"
-    assert not Invoice.objects.exists()
 
 
 def test_error_at_the_last_step_leaves_nothing_and_a_retry_succeeds(

@@ -2,18 +2,15 @@
 
 import json
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
-from zoneinfo import ZoneInfo
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.utils import timezone
 
 from billing import queueing, runs
 from billing.invoicing import invoice
 from billing.models import Customer, Invoice, Item, Run, UsageEvent
-from billing.parking import waiting_items
 from billing.periods import Period
 from outbox.models import Message
 from tests.billing.conftest import TaxService
@@ -349,52 +346,6 @@ def test_usage_that_no_run_takes_is_told_by_bill_and_by_the_status(
         "    late: 2 usage events from 2026-04-30 20:00 to 2026-04-30 20:00 UTC",
     ]
     call_command("bill", "2026-05", "--customer", "other")
-    assert "no invoice" not in capsys.readouterr().err
-
-
-def test_bill_tells_that_the_period_is_not_over_for_everybody(
-    tax: TaxService, capsys: pytest.CaptureFixture[str]
-) -> None:
-    west, east = "Etc/GMT+12", "Pacific/Kiritimati"  # UTC-12 and UTC+14: some day is over in one only
-    make_customer("west", timezone=west)
-    make_customer("east", timezone=east)
-    today = timezone.now().astimezone(ZoneInfo(west)).date()
-    until = Period(today, today + timedelta(days=1)).bounds(west)[1]
-    call_command("bill", f"{today}/{today + timedelta(days=1)}", "--dry-run")
-    assert (
-        f"is not over for 1 customer, for the last until {until:%Y-%m-%d %H:%M} UTC: what they use until then is on no"
-        in capsys.readouterr().err
-    )
-    call_command("bill", f"{today}/{today + timedelta(days=1)}", "--dry-run", "--customer", "east")
-    call_command("bill", f"{today - timedelta(days=1)}/{today}", "--dry-run")
-    assert "is not over" not in capsys.readouterr().err
-
-
-def test_item_of_a_mistaken_period_waits_for_nobody_once_the_rest_of_it_is_billed(tax: TaxService) -> None:
-    customer = make_customer()
-    make_price("hours", "0.10")
-    make_usage(customer, "1")
-    invoice(customer.pk, MAY)
-    make_usage(customer, "2", at=datetime(2026, 6, 5, tzinfo=UTC))
-    mistaken = Period.parse("2026-05-10/2026-06-10")
-    runs.plan(mistaken)
-    assert invoice(customer.pk, mistaken).kind == "parked"
-    assert waiting_items().count() == 1
-    invoice(customer.pk, Period.parse("2026-06"))
-    assert waiting_items().count() == 0
-    other = make_customer("C2")  # without usage, and parked by a person or after a failover
-    runs.plan(MAY, codes=["C2"]).items.update(outcome="parked")
-    assert [item.customer for item in waiting_items()] == [other]
-
-
-def test_hours_that_the_next_invoice_takes_are_not_told(tax: TaxService, capsys: pytest.CaptureFixture[str]) -> None:
-    moved = make_customer("moved", timezone="Europe/Berlin")
-    make_price("hours", "0.10")
-    make_usage(moved, "1")
-    invoice(moved.pk, MAY)
-    make_usage(moved, "2", at=datetime(2026, 6, 1, 1, tzinfo=UTC))
-    Customer.objects.update(timezone="America/New_York")
-    call_command("bill", "2026-06", "--dry-run")
     assert "no invoice" not in capsys.readouterr().err
 
 
