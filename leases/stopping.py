@@ -139,6 +139,7 @@ class Job:
             if not any(thread_id in threads for threads in self._running.values()):
                 # Of a block whose end was interrupted before it began.
                 self._interrupts = [one for one in self._interrupts if one[0] != thread_id]
+                self._shields.pop(thread_id, None)
 
     def stop(self, lease: "Lease") -> None:
         """Cancel the thread's SQL and interrupt it, if it is still working under `lease`."""
@@ -189,7 +190,7 @@ class Job:
             yield
         finally:
             with self._guard:
-                self._shields[thread_id] -= 1
+                self._shields[thread_id] = max(0, self._shields[thread_id] - 1)
 
     @contextmanager
     def interruptible(self, interrupt: Callable[[], None]) -> Iterator[None]:

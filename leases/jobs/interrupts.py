@@ -9,6 +9,7 @@ import logging
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -54,6 +55,10 @@ def interrupted_on_loss(lease: Lease) -> Iterator[None]:
             # One that was lost before this would interrupt nobody.
             lease.check()
             yield
+    except LeaseInterrupt as interrupt:
+        # Whoever keeps it would keep what the body held: an inner lease whose block it did not let end.
+        traceback.clear_frames(interrupt.__traceback__)
+        raise
     except Exception as error:
         # It may have come of the interrupt, as when that landed in a commit, in which Django cannot end a transaction.
         if _follows_interrupt(error):

@@ -16,7 +16,7 @@ import dramatiq
 import pytest
 from django.db import connection, transaction
 
-from leases import current_lease, hold, leased
+from leases import current_lease, hold, leased, live
 from tests.leases.conftest import steal
 from tests.waiting import wait_until
 
@@ -25,6 +25,7 @@ SHORT = timedelta(milliseconds=600)
 running = threading.Event()
 done = threading.Event()
 ended_by: list[str] = []
+kept: list[BaseException] = []
 
 
 def note_how_it_ends(work: Any) -> None:
@@ -33,6 +34,7 @@ def note_how_it_ends(work: Any) -> None:
         work()
     except BaseException as error:
         ended_by.append(type(error).__name__)
+        kept.append(error)
         raise
 
 
@@ -86,6 +88,13 @@ def commit() -> None:
         cursor.execute("SELECT 1")
 
 
+def hold_another() -> None:
+    """The interrupt lands where the block of the inner lease has not begun to end, and somebody keeps the exception."""
+    inner = hold("inner")
+    inner.__enter__()
+    loop()
+
+
 class SlowToLock(logging.Handler):
     """Long between taking its lock and the lines that are sure to give it back."""
 
@@ -134,6 +143,7 @@ WORK = {
     "begin": begin_a_transaction,
     "commit": commit,
     "log": write_a_log_line,
+    "inner": hold_another,
 }
 
 
@@ -155,6 +165,7 @@ def worker() -> Iterator[None]:
     running.clear()
     done.clear()
     ended_by.clear()
+    kept.clear()
     broker = dramatiq.get_broker()
     broker.flush("interrupts")
     broker.flush("interrupts.DQ")
@@ -177,6 +188,7 @@ def worker() -> Iterator[None]:
         ("begin", {"LeaseInterrupt"}),
         ("commit", {"ProgrammingError"}),  # Django's
         ("log", {"LeaseInterrupt"}),
+        ("inner", {"LeaseInterrupt"}),
     ],
 )
 def test_job_that_lost_its_lease_is_stopped_and_put_back(  # locks L54 L55 L75
@@ -194,6 +206,7 @@ def test_job_that_lost_its_lease_is_stopped_and_put_back(  # locks L54 L55 L75
     assert set(ended_by) <= how
     assert done.wait(10), "the next job on the same thread did not run to its end"
     assert [getattr(record, "event", "") for record in caplog.records].count("job.put_back") == 1
+    assert not live(["inner"])
     assert slow_to_lock.lock
     assert slow_to_lock.lock.acquire(timeout=5), "no other thread can write a log line any more"
     slow_to_lock.lock.release()

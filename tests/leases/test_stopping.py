@@ -129,22 +129,28 @@ def test_shielded_lines_are_not_interrupted_and_the_loss_is_raised_after_them(mo
     assert finished
 
 
-def test_interrupt_that_landed_in_the_end_of_its_block_leaves_nothing_to_call_for_the_next_lease() -> None:
+def test_interrupt_that_landed_in_the_end_of_a_block_leaves_nothing_of_it_to_the_next_lease() -> None:
     """Before the block's own code ran, which then waits for the exception to be forgotten."""
     calls: list[str] = []
     with hold("customer:1") as lease:
         block = lease.interruptible(lambda: calls.append("of the first lease"))
         block.__enter__()
+        shield = lease.shielded()
+        shield.__enter__()
     with (
         pytest.raises(LeaseLost),
         hold("customer:1") as lease,
         lease.interruptible(lambda: calls.append("of the second")),
     ):
+        assert not lease.job.is_shielded
         lease.lose(Incident.Detector.RENEWAL_REFUSED)
         wait_until(lambda: "of the second" in calls)
     assert calls == ["of the second"]
-    with suppress(RuntimeError):
-        block.__exit__(None, None, None)
+    block.__exit__(None, None, None)
+    with suppress(LeaseLost):
+        shield.__exit__(None, None, None)
+    with hold("customer:1") as lease, lease.shielded():
+        assert lease.job.is_shielded
 
 
 def test_stop_of_a_job_never_hits_the_next_job_on_its_connection() -> None:
