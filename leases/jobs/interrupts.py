@@ -55,9 +55,9 @@ def interrupted_on_loss(lease: Lease) -> Iterator[None]:
             # One that was lost before this would interrupt nobody.
             lease.check()
             yield
-    except LeaseInterrupt as interrupt:
+    except LeaseInterrupt as landed:
         # Whoever keeps it would keep what the body held: an inner lease whose block it did not let end.
-        traceback.clear_frames(interrupt.__traceback__)
+        traceback.clear_frames(landed.__traceback__)
         raise
     except Exception as error:
         # It may have come of the interrupt, as when that landed in a commit, in which Django cannot end a transaction.
