@@ -147,3 +147,16 @@ def test_pruning_and_a_held_snapshot_beside_the_drain(processes: Processes, drai
     assert recorded(env) == Counter(f"k{n}" for n in range(1, COUNT + 1))
     assert sum(pruned) > 0
     assert set(Message.objects.values_list("state", flat=True)) == {State.SENT}
+
+
+def test_vacuum_comes_by_the_number_of_dead_rows_however_large_the_history_is() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            """SELECT name, option_value::float8 FROM pg_class, pg_options_to_table(reloptions) AS o(name, option_value)
+                WHERE oid = 'outbox_message'::regclass"""
+        )
+        options = dict(cursor.fetchall())
+    assert options["fillfactor"] < 100
+    for what in ("vacuum", "analyze"):
+        assert options[f"autovacuum_{what}_scale_factor"] == 0
+        assert 0 < options[f"autovacuum_{what}_threshold"] <= 50_000
