@@ -1,6 +1,5 @@
 """Many drainers, wrong clocks, late commits: each message goes out once, and none is passed over."""
 
-import re
 import threading
 import time
 from collections import Counter
@@ -17,7 +16,6 @@ import outbox
 from outbox.claims import Statements
 from outbox.drain import Report, Until
 from outbox.models import Message, State
-from outbox.statements import statement
 from tests.servers.processes import Processes
 from tests.waiting import wait_until
 
@@ -369,35 +367,3 @@ def test_server_whose_reply_never_ends_holds_nobody_longer_than_a_claim(
     assert time.monotonic() - began < 15
     message = Message.objects.get()
     assert (message.state, message.attempts) == (state, attempts)
-
-
-@pytest.mark.parametrize("name", ["mark_and_intend", "give_back"])
-def test_statements_about_known_messages_read_no_index_but_the_primary_key(name: str) -> None:
-    # With a few held rows expected, the small index on them looks cheap; an old snapshot fills it with dead entries.
-    fill(20_000)
-    with connection.cursor() as cursor:
-        cursor.execute("UPDATE outbox_message SET state = 'sent', sent_at = now()")
-        cursor.execute("ANALYZE outbox_message")
-        values: dict[str, Any] = {
-            "ids": list(range(1, 51)),
-            "claim": 1,
-            "accepted": list(range(51, 101)),
-            "accepted_claim": 1,
-            "delay": timedelta(0),
-            "provider_ids": "{}",
-            "refused": "{}",
-        }
-        cursor.execute("EXPLAIN " + statement(name), values)
-        plan = "\n".join(line for (line,) in cursor.fetchall())
-    assert set(re.findall(r"using (\w+)|Scan on (outbox_message_\w+)", plan)) == {("outbox_message_pkey", "")}, plan
-
-
-def test_sweep_reads_nothing_of_what_waits_without_a_limit() -> None:
-    fill(20_000)
-    with connection.cursor() as cursor:
-        cursor.execute("UPDATE outbox_message SET deadline_at = now() WHERE id % 5000 = 0")
-        cursor.execute("ANALYZE outbox_message")
-        cursor.execute("EXPLAIN " + statement("expire"))
-        plan = "\n".join(line for (line,) in cursor.fetchall())
-    indexes = set(re.findall(r"using (\w+)|Scan on (outbox_message\w*)", plan))
-    assert indexes == {("outbox_message_limited", ""), ("outbox_message_pkey", "")}, plan
