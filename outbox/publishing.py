@@ -103,9 +103,8 @@ def cancel(dedupe_key: str, *, using: str | None = None) -> bool:
     if row is None:
         # Having waited for an intent, PostgreSQL keeps the row locked for us, and the drainer's mark would wait.
         transaction.savepoint_rollback(before, alias)
-        return False
     transaction.savepoint_commit(before, alias)
-    return bool(row[0])
+    return row is not None and bool(row[0])
 
 
 def _in_transaction(what: str, using: str | None) -> str:

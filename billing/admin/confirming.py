@@ -64,7 +64,8 @@ def confirmed(
             if len(rows) > most:
                 page.message_user(request, f"Select {most} at most for this action.", messages.ERROR)
                 return None
-            if gone := len(set(request.POST.getlist(ACTION_CHECKBOX_NAME))) - len(rows):
+            # Of a list that is selected as a whole, the browser names the rows of one page only.
+            if (gone := len(set(request.POST.getlist(ACTION_CHECKBOX_NAME))) - len(rows)) > 0:
                 text = f"Nothing is done with {gone} of the selected: changed meanwhile, so no longer in this list."
                 page.message_user(request, text, messages.WARNING)
             if not rows:

@@ -99,6 +99,18 @@ def test_void_takes_the_lease_and_leaves_an_entry(issued: Invoice, admin_client:
     assert "CN-000001" in page
 
 
+def test_nobody_is_said_to_be_gone_of_a_list_that_is_selected_as_a_whole(
+    customer: Customer, admin_client: Client
+) -> None:
+    """All rows of the list: more than those of its page, which the browser names."""
+    make_customer("other")
+    runs.plan(MAY)
+    data = {"action": "park", "_selected_action": [Item.objects.order_by("pk")[0].pk], "select_across": "1"}
+    page = admin_client.post("/admin/billing/item/", data).content.decode()
+    assert "not invoiced for the period until" in page
+    assert "Nothing is done with" not in page
+
+
 def test_second_void_is_said_to_have_done_nothing(issued: Invoice, admin_client: Client) -> None:
     act(admin_client, "invoice", "void", issued, reason="wrong price")
     assert "it was taken back by CN-000001 before" in act(admin_client, "invoice", "void", issued, reason="disputed")

@@ -324,6 +324,16 @@ def test_cancel_says_no_when_the_message_is_beyond_recall(values: dict[str, Any]
     assert Message.objects.get().state == values["state"]
 
 
+def test_cancel_that_came_too_late_leaves_the_caller_in_the_transaction_it_was_in() -> None:
+    """Not in a savepoint that it left open: many would cost a transaction number each with the next write."""
+    with transaction.atomic(), connection.cursor() as cursor:
+        for _ in range(3):
+            assert not outbox.cancel("unknown")
+        outbox.publish("email", MAIL, dedupe_key="k")
+        cursor.execute("SELECT xmin::text = pg_current_xact_id()::xid::text FROM outbox_message")
+        assert cursor.fetchone() == (True,)
+
+
 def test_nothing_leaves_sent_whoever_writes() -> None:
     publish()
     Message.objects.update(state="sent", sent_at=now())
