@@ -107,6 +107,17 @@ def test_worker_with_a_full_prefetch_keeps_its_message(
         blocking.stop()
 
 
+def test_worker_whom_redis_let_wait_for_the_time_is_not_ahead_of_it(redis_server: PrivateRedis) -> None:
+    """Ahead by what it waited, it would take workers that live for dead, and give their messages to others."""
+    with redis_server.client() as client:
+        broker = ServerTimeRedisBroker(client=client, middleware=[])
+        client.execute_command("CLIENT", "PAUSE", 300, "ALL")
+        broker.server_millis()
+        told_ms = broker.server_millis()
+        seconds, microseconds = client.time()
+    assert told_ms <= seconds * 1000 + microseconds // 1000
+
+
 @pytest.mark.parametrize(("make", "is_taken"), [(theirs, True), (ours, False)])
 def test_worker_whose_clock_is_slow_keeps_its_message(
     make: Callable[[], RedisBroker], is_taken: bool, monkeypatch: pytest.MonkeyPatch

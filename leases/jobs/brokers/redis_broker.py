@@ -234,6 +234,8 @@ class ServerTimeRedisBroker(RedisBroker):
         now = boottime()
         if now - self._clock_read_at > _CLOCK_EVERY_S:
             seconds, microseconds = self.client.time()
+            # As of the answer, for which Redis may have let us wait: one that is ahead takes those who live for dead.
+            now = boottime()
             self._server_ms = seconds * 1000 + microseconds // 1000
             self._clock_read_at = now
         return self._server_ms + int((now - self._clock_read_at) * 1000)
