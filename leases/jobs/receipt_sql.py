@@ -24,7 +24,9 @@ _KEEP_OUTCOME = "UPDATE leases_receipt SET outcome = %(outcome)s::jsonb WHERE id
 
 # A run whose effect is outside the database begins, under the lease of its key. `may_repeat` is what on_crash said.
 _START = """
-WITH limits AS MATERIALIZED (SELECT set_config('synchronous_commit', 'on', true)),
+WITH limits AS MATERIALIZED (
+  SELECT CASE WHEN current_setting('synchronous_commit') <> 'remote_apply'
+              THEN set_config('synchronous_commit', 'on', true) END),
 started AS (
   INSERT INTO leases_receipt AS r
          (key, actor, state, reason, attempts, token, message_id, ran_at, asked_again, expires_at)
@@ -47,7 +49,9 @@ SELECT state, attempts FROM started
 # Guarded by the token: the end of a run that was replaced must not be taken for that of its successor. A run that was
 # parked meanwhile and now says how it ended is believed.
 _FINISH = """
-WITH limits AS MATERIALIZED (SELECT set_config('synchronous_commit', 'on', true))
+WITH limits AS MATERIALIZED (
+  SELECT CASE WHEN current_setting('synchronous_commit') <> 'remote_apply'
+              THEN set_config('synchronous_commit', 'on', true) END)
 UPDATE leases_receipt r SET state = %(state)s, outcome = %(outcome)s::jsonb, reason = %(reason)s
   FROM limits
  WHERE r.key = %(key)s AND r.token = %(token)s AND r.state <> 'done'

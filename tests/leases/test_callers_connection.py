@@ -8,6 +8,7 @@ from django.db import DatabaseError, connection, transaction
 from leases import fence, hold
 from leases.breaking import break_lease
 from leases.errors import InsideTransaction
+from leases.jobs import receipt_sql
 from leases.models import LeaseRecord
 from tests.leases.conftest import steal
 from tests.ledger.models import Account
@@ -80,7 +81,7 @@ def test_transaction_that_ends_after_the_lease_is_committed_whole(begun_in_sql: 
 @pytest.mark.parametrize(
     ("asked", "kept"), [("off", "on"), ("local", "on"), ("remote_write", "on"), ("remote_apply", "remote_apply")]
 )
-@pytest.mark.parametrize("by", ["present", "register", "receipt"])
+@pytest.mark.parametrize("by", ["present", "register", "receipt", "start", "finish"])
 def test_commit_of_a_token_or_a_receipt_waits_no_less_than_its_transaction_asked_for(
     asked: str, kept: str, by: str
 ) -> None:
@@ -90,6 +91,11 @@ def test_commit_of_a_token_or_a_receipt_waits_no_less_than_its_transaction_asked
             fence.present("customer:1", lease.token, ttl_ms=60_000, using="default")
         elif by == "register":
             execute("SELECT leases_register('customer:2', 1, '', 1, '', 1, '', '', '1s')")
+        elif by in ("start", "finish"):
+            receipt_sql.start("a", "b", token=1, message_id="", retention=None, may_repeat=False, using="default")
+            if by == "finish":
+                execute(f"SET LOCAL synchronous_commit = {asked}")
+                receipt_sql.finish("a", token=1, state="done", outcome=None, reason="", using="default")
         else:
             execute("SELECT leases_insert_receipt('a', 'b', 'c', '1s', '1s', '1 day')")
         assert execute("SHOW synchronous_commit") == [(kept,)]
