@@ -211,7 +211,8 @@ def _stay_in_transaction(
     """Execute one statement of the body; what comes after a COMMIT or ROLLBACK in SQL would not be the receipt's."""
     result = execute(sql, params, many, context)
     connection = context["connection"]
-    if connection.connection.info.transaction_status == TransactionStatus.IDLE:
+    # Outside a transaction there is no body: a run whose interrupt landed as this was set up has left it here.
+    if connection.in_atomic_block and connection.connection.info.transaction_status == TransactionStatus.IDLE:
         connection.needs_rollback = True  # the body may go on in spite of the error, and PostgreSQL let it
         raise TransactionEnded(key)
     return result

@@ -16,7 +16,7 @@ import dramatiq
 import pytest
 from django.db import connection, transaction
 
-from leases import current_lease, hold, leased, live
+from leases import current_lease, hold, leased, live, once
 from tests.leases.conftest import steal
 from tests.waiting import wait_until
 
@@ -75,6 +75,22 @@ def call_that_the_loss_ends() -> None:
         lease.interruptible(partial(line.shutdown, socket.SHUT_RDWR)),
     ):
         line.recv(1)
+
+
+@once("interrupted")
+def run_once() -> None: ...
+
+
+class OnceInterruptible(list[Any]):
+    def append(self, item: Any) -> None:
+        connection.execute_wrappers = [*self, item]
+        loop()
+
+
+def begin_a_run() -> None:
+    """The interrupt lands when the statements of a run that may take effect once are watched, outside of its block."""
+    connection.execute_wrappers = OnceInterruptible(connection.execute_wrappers)
+    run_once()
 
 
 def commit() -> None:
@@ -141,6 +157,7 @@ WORK = {
     "http": call_until_it_times_out,
     "shutdown": call_that_the_loss_ends,
     "begin": begin_a_transaction,
+    "once": begin_a_run,
     "commit": commit,
     "log": write_a_log_line,
     "inner": hold_another,
@@ -186,6 +203,7 @@ def worker() -> Iterator[None]:
         ("http", {"LeaseInterrupt"}),
         ("shutdown", {"LeaseInterrupt"}),
         ("begin", {"LeaseInterrupt"}),
+        ("once", {"LeaseInterrupt"}),
         ("commit", {"ProgrammingError"}),  # Django's
         ("log", {"LeaseInterrupt"}),
         ("inner", {"LeaseInterrupt"}),
