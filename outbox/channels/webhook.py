@@ -2,6 +2,7 @@
 
 import base64
 import binascii
+import contextlib
 import email.utils
 import hashlib
 import hmac
@@ -104,12 +105,13 @@ class WebhookChannel(Channel):
             headers = sign(receiver.secrets, parcel.payload["id"], int(time.time()), body)
         except (LookupError, TypeError, AttributeError) as error:
             raise PermanentFailure(f"its receiver or its body is gone: {error!r}") from error
-        with Cutter(self._timeout) as cutter:
+        with contextlib.ExitStack() as until_then:
             try:
+                cutter = until_then.enter_context(Cutter(self._timeout))
                 connection = self._connect(receiver.url, cutter)
             except ForbiddenAddress as error:
                 raise PermanentFailure(str(error)) from error
-            except OSError as error:
+            except (OSError, RuntimeError) as error:  # RuntimeError: there is no thread to be had
                 return Answer(Outcome.NOT_HANDED_OVER, f"no connection to {receiver.host}: {error}", unreachable=True)
             try:
                 parcel.deadline.check()

@@ -5,6 +5,7 @@ import hmac
 import ipaddress
 import json
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -16,6 +17,7 @@ from django.utils import timezone
 
 import outbox
 from outbox import channels, errors
+from outbox.channels import cutting
 from outbox.channels.addresses import ForbiddenAddress, is_public, networks, resolve
 from outbox.channels.webhook import retry_after
 from outbox.drain import Report
@@ -146,6 +148,28 @@ def test_message_with_a_doubt_behind_it_never_becomes_dead(receiver: Receiver, d
     assert Message.objects.get().state == State.IN_DOUBT
     with transaction.atomic():
         assert not outbox.cancel("k")
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("missing", ["cutter", "look-up"])
+def test_request_for_which_there_is_no_thread_leaves_no_doubt_behind(
+    missing: str, receiver: Receiver, drain: Drain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def start_others(thread: threading.Thread) -> None:
+        if thread.name == missing:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    publish()
+    with monkeypatch.context() as patched:
+        patched.setattr(cutting, "_alarm", cutting._Alarm())  # whose thread does not run yet
+        patched.setattr(threading.Thread, "start", start_others)
+        drain(channel="hook")
+    message = Message.objects.get()
+    assert (message.state, message.attempts, message.resend_until) == (State.PENDING, 0, None)
+    assert not receiver.received
 
 
 @pytest.mark.django_db(transaction=True)
