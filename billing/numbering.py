@@ -29,5 +29,6 @@ def dated(model: type[Invoice] | type[CreditNote], series: str, number: int) -> 
 
     For a statement of its own after `take_number()`, which may have waited for that document.
     """
-    before = model.objects.filter(series=series, number=number - 1)
-    return Greatest(Now(), Subquery(before.values("issued_at")))
+    # Not the one of number - 1: after a failover a person skips the numbers that are lost.
+    before = model.objects.filter(series=series, number__lt=number).order_by("-number")
+    return Greatest(Now(), Subquery(before.values("issued_at")[:1]))

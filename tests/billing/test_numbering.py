@@ -9,7 +9,7 @@ from django.utils import timezone
 
 from billing import crediting
 from billing.invoicing import invoice
-from billing.models import CreditNote, Invoice, Series
+from billing.models import CreditNote, Customer, Invoice, Series
 from billing.numbering import take_number
 from billing.periods import Period
 from tests.billing.at_once import at_once
@@ -89,6 +89,23 @@ def test_document_is_dated_no_earlier_than_the_one_numbered_before_it(
     for documents in (Invoice.objects, CreditNote.objects):
         before, after = documents.order_by("number").values_list("issued_at", flat=True)
         assert timezone.now() + timedelta(minutes=50) < before == after
+
+
+def test_document_after_skipped_numbers_is_dated_no_earlier_than_the_last_one(
+    tax: TaxService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a failover: the numbers are raised beyond those that are lost, and the promoted clock is behind."""
+    for code in ("C1", "C2"):
+        make_usage(make_customer(code), code, amount="10.00")
+    first, second = Customer.objects.order_by("code")
+    with monkeypatch.context() as ahead:
+        ahead.setattr("billing.numbering.Now", lambda: Now() + timedelta(hours=1))
+        invoice(first.pk, MAY)
+    Series.objects.update(next_number=43)
+    invoice(second.pk, MAY)
+    (_, before), (number, after) = Invoice.objects.order_by("number").values_list("number", "issued_at")
+    assert number == 43
+    assert before == after
 
 
 def test_invoices_issued_at_once_are_numbered_in_the_order_of_their_dates(tax: TaxService) -> None:
