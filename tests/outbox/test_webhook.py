@@ -152,9 +152,7 @@ def test_message_with_a_doubt_behind_it_never_becomes_dead(receiver: Receiver, d
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("missing", ["cutter", "look-up"])
-def test_request_for_which_there_is_no_thread_leaves_no_doubt_behind(
-    missing: str, receiver: Receiver, drain: Drain, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_thread_to_be_had_leaves_no_doubt(missing: str, receiver: Receiver, drain: Drain, monkeypatch: Any) -> None:
     start = threading.Thread.start
 
     def start_others(thread: threading.Thread) -> None:
@@ -163,12 +161,10 @@ def test_request_for_which_there_is_no_thread_leaves_no_doubt_behind(
         start(thread)
 
     publish()
-    with monkeypatch.context() as patched:
-        patched.setattr(cutting, "_alarm", cutting._Alarm())  # whose thread does not run yet
-        patched.setattr(threading.Thread, "start", start_others)
-        drain(channel="hook")
-    message = Message.objects.get()
-    assert (message.state, message.attempts, message.resend_until) == (State.PENDING, 0, None)
+    monkeypatch.setattr(cutting, "_alarm", cutting._Alarm())  # whose thread does not run yet
+    monkeypatch.setattr(threading.Thread, "start", start_others)
+    drain(channel="hook")
+    assert Message.objects.values_list("state", "attempts", "resend_until").get() == (State.PENDING, 0, None)
     assert not receiver.received
 
 
