@@ -73,7 +73,7 @@ class FencedQuerySet(models.QuerySet[M]):
     ) -> list[M]:
         rows = list(objs)
         if update_fields:
-            update_fields = [*update_fields, "token"]
+            update_fields = {*update_fields, "token"}
         with _writing(rows, self._write_alias()):
             return super().bulk_create(
                 rows, batch_size, ignore_conflicts, update_conflicts, update_fields, unique_fields

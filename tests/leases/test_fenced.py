@@ -314,6 +314,10 @@ def test_row_remembers_the_token_it_was_last_written_under(account: Account, res
     with hold(resource) as lease:
         Entry.objects.bulk_create([Entry(pk=entry.pk, account=account, memo="z")], None, False, True, ["memo"], ["id"])
         assert Entry.objects.filter(memo="z", token=lease.token).exists()
+    with hold(resource) as lease:
+        upsert["update_fields"] = ["memo", "token"]  # as of somebody who names all columns
+        Entry.objects.bulk_create([Entry(pk=entry.pk, account=account, memo="a")], **upsert)
+        assert Entry.objects.filter(memo="a", token=lease.token).exists()
 
 
 def test_upsert_that_meets_a_row_of_another_resource_is_refused(account: Account, resource: str) -> None:
