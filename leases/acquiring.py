@@ -5,7 +5,7 @@ import logging
 import random
 import secrets
 import threading
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from datetime import timedelta
 from functools import partial
 
@@ -128,6 +128,13 @@ def _ask_redis(resource: str, *, holder: str, ttl: timedelta, floor: int) -> int
             answer = redis_store.acquire(resource, holder=holder, ttl_ms=ttl_ms, floor=floor)
     except RedisError as error:
         raise LeaseUnavailable(resource, reason=f"Redis does not answer as it should ({error})") from error
+    except BaseException:
+        # The thread is being stopped, and may have been granted it meanwhile: asked again, the script says so.
+        with suppress(RedisError):
+            answer = redis_store.acquire(resource, holder=holder, ttl_ms=ttl_ms, floor=floor)
+            if isinstance(answer, redis_store.Granted):
+                redis_store.release(resource, holder=holder, token=answer.token)
+        raise
     if isinstance(answer, redis_store.Held):
         raise LeaseBusy(resource, holder=answer.holder, retry_after=answer.left)
     if isinstance(answer, redis_store.Corrupt):

@@ -222,8 +222,14 @@ class Lease:
             self._delete_key()
 
     def _give_back(self, *, linger: timedelta) -> None:
-        self._record_release()
-        answer = self._delete_key(linger)
+        try:
+            self._record_release()
+            answer = self._delete_key(linger)
+        except BaseException:
+            # The thread is being stopped. Both again, because what stopped it can have landed in either.
+            self._record_release()
+            self._delete_key(linger)
+            raise
         if answer is None:
             return
         if answer != "released":

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from django.db import connection, transaction
 
-from leases import fence, hold
+from leases import fence, hold, redis_store
 from leases.clock import boottime
 from leases.errors import LeaseBusy, LeaseLost
 from leases.keeper import keeper
@@ -77,6 +77,40 @@ def test_thread_that_is_stopped_while_it_registers_leaves_neither_key_nor_unrele
             raise AssertionError("the body ran")
     assert redis.get(key_of("customer:1")) is None
     assert LeaseRecord.objects.get().end == LeaseRecord.End.RELEASED
+
+
+def test_thread_that_is_stopped_while_it_waits_for_redis_leaves_no_key(
+    redis: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acquire = redis_store.acquire
+
+    def stopped(*args: Any, **kwargs: Any) -> Any:
+        patched.undo()
+        acquire(*args, **kwargs)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(redis_store, "acquire", stopped)
+        with pytest.raises(KeyboardInterrupt), hold("customer:1"):
+            raise AssertionError("the body ran")
+    assert redis.get(key_of("customer:1")) is None
+
+
+@pytest.mark.parametrize("server", [fence, redis_store])
+def test_thread_that_is_stopped_while_it_gives_back_leaves_neither_key_nor_unreleased_record(
+    server: Any, redis: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*args: Any, **kwargs: Any) -> Any:
+        patched.undo()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(server, "release", stopped)
+        with pytest.raises(KeyboardInterrupt), hold("customer:1"):
+            pass
+    assert redis.get(key_of("customer:1")) is None
+    assert LeaseRecord.objects.get().end == LeaseRecord.End.RELEASED
+    assert not Incident.objects.exists()
 
 
 def test_receiver_of_the_former_holders_incident_that_is_slow_does_not_use_up_the_next_ones_lease(redis: Any) -> None:
