@@ -53,7 +53,7 @@ INSERT INTO billing_usageevent (source, key, customer_id, metric, subject, quant
        occurred_at, received_at, digest, invoice_id)
 SELECT 'test', id, id, 'hours', '', 1, '', '', now(),
        timestamptz '2025-01-01' + row_number() OVER (ORDER BY id) * interval '1 year' / {ROWS + 1}, '',
-       CASE WHEN id % 1000 > 0 THEN 1 END FROM billing_customer ORDER BY id;
+       CASE WHEN id % 1000 > 0 THEN (SELECT min(id) FROM billing_invoice) END FROM billing_customer ORDER BY id;
 ANALYZE {", ".join(TABLES)};
 """
 
