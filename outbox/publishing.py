@@ -96,14 +96,12 @@ def cancel(dedupe_key: str, *, using: str | None = None) -> bool:
     alias = _in_transaction("cancel()", using)
     if _NOT_STORABLE.search(dedupe_key):
         return False
-    before = transaction.savepoint(alias)
-    with connections[alias].cursor() as cursor:
+    with transaction.atomic(using=alias), connections[alias].cursor() as cursor:
         cursor.execute(statement("cancel"), {"dedupe_key": dedupe_key})
         row = cursor.fetchone()
-    if row is None:
-        # Having waited for an intent, PostgreSQL keeps the row locked for us, and the drainer's mark would wait.
-        transaction.savepoint_rollback(before, alias)
-    transaction.savepoint_commit(before, alias)
+        if row is None:
+            # Having waited for an intent, PostgreSQL keeps the row locked for us, and the drainer's mark would wait.
+            transaction.set_rollback(True, using=alias)
     return row is not None and bool(row[0])
 
 
