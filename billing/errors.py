@@ -74,6 +74,8 @@ class AmountTooLarge(NeedsPerson):
     """An amount is so large that it cannot be stored, which is no amount that anybody owes."""
 
     def __init__(self, what: str, amount: str) -> None:
+        self.what = what
+        self.amount = amount
         super().__init__(
             f"{what} comes to {amount}, which is too large to be meant; correct the usage or the price, then bill again"
         )
