@@ -1,5 +1,6 @@
 """How a drainer is stopped; and that a reader of its output who has gone away changes nothing."""
 
+import faulthandler
 import os
 import signal
 import subprocess
@@ -17,7 +18,7 @@ from django.db import OperationalError, connection
 from outbox import drain
 from outbox.channels.base import Answer, Deadline, Outcome, Parcel
 from outbox.claims import Statements
-from outbox.drain import Until
+from outbox.drain import Drainer, Until
 from outbox.models import Decision, Message, State
 from outbox.senders import Senders
 from tests.servers.processes import BASE_DIR, Processes
@@ -56,8 +57,8 @@ def test_terminal_that_closes_lets_the_drainer_finish_what_is_in_hand(
 def test_signal_that_comes_in_the_middle_of_the_one_before_is_taken() -> None:
     """At whatever line of stop(): a lock taken there would be waited for by its own thread."""
 
-    def stop_twice(line: int) -> None:
-        stopped, left = drainer(), line
+    def stop_twice(stopped: Drainer, line: int) -> None:
+        left = line
 
         def on_line(frame: FrameType, event: str, argument: Any) -> Any:
             nonlocal left
@@ -69,12 +70,13 @@ def test_signal_that_comes_in_the_middle_of_the_one_before_is_taken() -> None:
         sys.settrace(on_line)
         stopped.stop()
         sys.settrace(None)
-        connection.close()
 
     for line in range(1, 30):
-        thread = threading.Thread(target=stop_twice, args=[line], daemon=True)
+        thread = threading.Thread(target=stop_twice, args=[drainer(), line], daemon=True)
         thread.start()
-        thread.join(5)
+        thread.join(30)  # a machine that is busy, and garbage of other tests, are no deadlock
+        if thread.is_alive():
+            faulthandler.dump_traceback()
         assert not thread.is_alive(), line
 
 
@@ -97,7 +99,7 @@ def test_drainer_that_waits_for_its_database_and_has_nothing_in_hand_ends_at_onc
     thread.start()
     wait_until(lambda: "the server is away" in caplog.text)
     waiting.stop()
-    thread.join(5)
+    thread.join(30)
     ended = not thread.is_alive()
     thread.join(60)
     assert ended
