@@ -1,9 +1,10 @@
 """The app's settings: read when used, so that `override_settings` works and importing never needs them."""
 
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 from django.conf import settings
+from django.core.signals import setting_changed
 
 
 class Settings:
@@ -36,8 +37,19 @@ class Settings:
     #: How long `bill --wait` waits for a database that does not answer before it gives up watching.
     DATABASE_PATIENCE: timedelta = timedelta(minutes=2)
 
-    def __getattribute__(self, name: str) -> Any:
-        return getattr(settings, f"BILLING_{name}", object.__getattribute__(self, name))
+
+class _AsRead:
+    """Keeps each setting once it was read: to look for one that is not set costs Django an exception each time."""
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(settings, f"BILLING_{name}", getattr(Settings, name))
+        setattr(self, name, value)
+        return value
 
 
-conf = Settings()
+def _read_again(*, setting: str, **kwargs: Any) -> None:
+    conf.__dict__.pop(setting.removeprefix("BILLING_"), None)
+
+
+conf = cast(Settings, _AsRead())
+setting_changed.connect(_read_again)

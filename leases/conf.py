@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 from django.conf import settings
+from django.core.signals import setting_changed
 
 
 class Settings:
@@ -44,8 +45,19 @@ class Settings:
     #: How long `send_once()` takes a key for pending; after it, an enqueue that the broker lost is made again.
     PENDING_TTL: timedelta = timedelta(minutes=10)
 
-    def __getattribute__(self, name: str) -> Any:
-        return getattr(settings, f"LEASES_{name}", object.__getattribute__(self, name))
+
+class _AsRead:
+    """Keeps each setting once it was read: to look for one that is not set costs Django an exception each time."""
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(settings, f"LEASES_{name}", getattr(Settings, name))
+        setattr(self, name, value)
+        return value
 
 
-conf = Settings()
+def _read_again(*, setting: str, **kwargs: Any) -> None:
+    conf.__dict__.pop(setting.removeprefix("LEASES_"), None)
+
+
+conf = cast(Settings, _AsRead())
+setting_changed.connect(_read_again)

@@ -1,9 +1,10 @@
 """The app's settings: read when used, each with a safe default."""
 
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 from django.conf import settings as django_settings
+from django.core.signals import setting_changed
 
 
 class Settings:
@@ -47,9 +48,19 @@ class Settings:
     MAX_CONTENT_BYTES: int = 20 * 1024 * 1024
     """Larger content is refused by publish()."""
 
-    def __getattribute__(self, name: str) -> Any:
-        default = object.__getattribute__(self, name)
-        return getattr(django_settings, f"OUTBOX_{name}", default) if name.isupper() else default
+
+class _AsRead:
+    """Keeps each setting once it was read: to look for one that is not set costs Django an exception each time."""
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(django_settings, f"OUTBOX_{name}", getattr(Settings, name))
+        setattr(self, name, value)
+        return value
 
 
-settings = Settings()
+def _read_again(*, setting: str, **kwargs: Any) -> None:
+    settings.__dict__.pop(setting.removeprefix("OUTBOX_"), None)
+
+
+settings = cast(Settings, _AsRead())
+setting_changed.connect(_read_again)
