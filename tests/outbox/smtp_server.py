@@ -45,6 +45,7 @@ MODES = {
     "drop_at_quit",
     "drop_when_idle",  # after every accepted mail
     "slow",  # answers every mail after `server.delay`
+    "held",  # answers every mail only when `server.goes_on` is set
 }
 
 
@@ -196,6 +197,8 @@ class _Conversation(socketserver.StreamRequestHandler):
             time.sleep(self.server.delay)
         if mode == "slow":
             time.sleep(self.server.delay)
+        if mode == "held":
+            self.server.goes_on.wait(60)
         replies = {
             "nonsense_after_dot": b"hello?",
             "weird_reply": b"250 \0\xff\xfe queued",

@@ -235,18 +235,18 @@ def test_sigterm_finishes_the_message_in_hand_and_gives_the_rest_back(
     drainer_env: dict[str, str],
 ) -> None:
     # outbox A5, A10
-    mail_server.mode, mail_server.delay = "slow", 0.8
+    mail_server.mode = "held"
     keys = published(publish)
-    process = start(processes, drainer_env, OUTBOX_TEST_CLAIM_SECONDS="60")
-    wait_until(lambda: len(mail_server.received) == 2, 30)
+    process = start(processes, drainer_env | {"EMAIL_TIMEOUT": "90"}, OUTBOX_TEST_CLAIM_SECONDS="200")
+    wait_until(lambda: len(mail_server.received) == 1, 30)
     process.terminate()
-    stopped_at = time.monotonic()
     untouched = Message.objects.filter(state=State.PENDING, attempts=0, claimed_until=None)
-    wait_until(lambda: untouched.count() == MESSAGES - 2, 2, "the rest was not given back within 2 s")
+    wait_until(lambda: untouched.count() == MESSAGES - 1, message="the rest waits for the one in hand")
+    assert Message.objects.filter(state=State.SENDING, attempts=1).count() == 1
+    mail_server.goes_on.set()
     assert process.wait() == 0, process.output()
-    assert time.monotonic() - stopped_at < 2 + 0.8
-    assert Message.objects.filter(state=State.SENT, attempts=1).count() == 2
-    assert len(mail_server.received) == 2
+    assert Message.objects.filter(state=State.SENT, attempts=1).count() == 1
+    assert len(mail_server.received) == 1
     drained(drain)
     assert arrivals(mail_server, keys) == Counter(keys.values())
     assert set(Message.objects.values_list("attempts", flat=True)) == {1}
@@ -285,9 +285,9 @@ def test_second_signal_ends_at_once_and_leaves_the_one_in_hand_in_doubt(
     process = start(processes, drainer_env | {"EMAIL_TIMEOUT": "30"}, OUTBOX_TEST_CLAIM_SECONDS="3")
     wait_until(lambda: len(mail_server.received) == 1, 30)
     process.terminate()
-    wait_until(lambda: Message.objects.filter(state=State.PENDING).count() == MESSAGES - 1, 2)
+    wait_until(lambda: Message.objects.filter(state=State.PENDING).count() == MESSAGES - 1)
     process.interrupt()
-    assert process.wait(2) == 128 + signal.SIGINT
+    assert process.wait(10) == 128 + signal.SIGINT  # the mail would take 20 s
     mail_server.mode = "accept"
     drained(drain)
     assert arrivals(mail_server, keys) == Counter(keys.values())

@@ -107,7 +107,7 @@ def test_unknown_outcome_is_repeated_with_the_same_id_and_bytes(mode: str, recei
     publish()
     began = time.monotonic()
     drain(channel="hook")
-    assert time.monotonic() - began < 5  # an answer that drips is cut off
+    assert time.monotonic() - began < 20  # an answer that drips is cut off
     message = Message.objects.get()
     assert message.state == State.PENDING
     assert message.resend_until is not None
@@ -386,7 +386,7 @@ def test_text_of_an_answer_that_drips_is_cut_off_and_the_status_stands(receiver:
     publish()
     began = time.monotonic()
     drain(channel="hook")
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
     assert Message.objects.get().state == State.SENT
 
 
