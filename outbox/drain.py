@@ -167,8 +167,10 @@ class Drainer:
         for lane in self._lanes:
             if self._is_stopping:
                 lane.give_back()
-            # Otherwise the next intent takes the marks along; not while the database makes trouble in between.
-            if self._backoff or not lane.could_start:
+            # Otherwise the next intent takes the marks along, also that of a batch which is claimed first; not while
+            # the database makes trouble in between.
+            intends = lane.could_start or (lane.wants_to_claim and self._may_claim(lane))
+            if self._backoff or self._is_stopping or not intends:
                 lane.mark()
         if not self._is_stopping:
             self._verify()
@@ -181,6 +183,7 @@ class Drainer:
                     if self._left is not None:
                         self._left -= taken
                 lane.start()
+                lane.mark()
         self._listen(self._wait())
 
     def _verify(self) -> None:

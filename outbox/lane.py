@@ -90,6 +90,11 @@ class Lane:
         return bool(self._marks)
 
     @property
+    def wants_to_claim(self) -> bool:
+        """Whether it would claim now, and its claim would find as much if what is known were written down first."""
+        return self.could_take_more and not self.idle_for() and self._marks.all_accepted
+
+    @property
     def hangs(self) -> bool:
         """Whether a send goes on beyond its claim, which its channel's `send_timeout` rules out."""
         return self._senders.hang
@@ -197,7 +202,9 @@ class Lane:
                 self._in_hand += 1
 
     def _parcel(self, held: Held, claim: Claim, intent: Intent) -> Parcel:
-        deadline = Deadline(claim.deadline.at, intent.hand_over_by)
+        deadline = claim.deadline
+        if intent.hand_over_by < deadline.hand_over_by:
+            deadline = Deadline(deadline.at, intent.hand_over_by)
         return Parcel(held.id, self.name, held.dedupe_key, held.payload, intent.attempt, deadline)
 
     def _next_batch(self, claim: int) -> list[Held]:

@@ -37,6 +37,12 @@ class Marks:
     def __bool__(self) -> bool:
         return bool(self._answered or self._returning)
 
+    @property
+    def all_accepted(self) -> bool:
+        """Whether nothing becomes due by writing them down."""
+        answers = (one.answer for answered in self._answered.values() for one in answered)
+        return not self._returning and all(answer.outcome is Outcome.ACCEPTED for answer in answers)
+
     def answered(self, answered: Answered) -> None:
         """Take note of what became of one message."""
         if answered.answer.outcome is Outcome.NOT_STARTED:

@@ -5,7 +5,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from outbox import metrics
 from outbox.channels.base import UNREADABLE, Answer, Channel, Deadline, Outcome, Parcel
@@ -14,8 +14,7 @@ from outbox.errors import DeadlinePassed, PermanentFailure
 logger = logging.getLogger("outbox.send")
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
+class Answered(NamedTuple):
     """One parcel and what became of it; `last` when its micro-batch is through."""
 
     parcel: Parcel

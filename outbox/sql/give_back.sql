@@ -12,6 +12,6 @@ UPDATE outbox_message
  WHERE id = ANY(ARRAY(
          SELECT id
            FROM outbox_message
-          WHERE id = ANY(%(ids)s) AND claim = %(claim)s AND state IN ('claimed', 'sending', 'in_doubt')
+          WHERE id = ANY(%(ids)s::bigint[]) AND claim = %(claim)s AND state IN ('claimed', 'sending', 'in_doubt')
             FOR UPDATE SKIP LOCKED))
 RETURNING id

@@ -25,7 +25,7 @@ WITH marked AS (
            sent_at = coalesce(sent_at, clock_timestamp()),
            provider_id = coalesce(%(provider_ids)s::jsonb ->> id::text, ''),
            refused = coalesce(%(refused)s::jsonb -> id::text, '{}')
-     WHERE id = ANY(%(accepted)s)
+     WHERE id = ANY(%(accepted)s::bigint[])
        AND claim = %(accepted_claim)s
        AND state IN ('sending', 'in_doubt', 'pending', 'sent')
     RETURNING id),
@@ -37,7 +37,7 @@ intended AS (
      WHERE id = ANY(ARRAY(
              SELECT id
                FROM outbox_message
-              WHERE id = ANY(%(ids)s) AND claim = %(claim)s AND state || '' = 'claimed'
+              WHERE id = ANY(%(ids)s::bigint[]) AND claim = %(claim)s AND state || '' = 'claimed'
                 AND (SELECT count(*) FROM marked) >= 0
                 FOR UPDATE SKIP LOCKED))
        AND claimed_until > clock_timestamp()

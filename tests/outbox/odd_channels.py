@@ -52,6 +52,13 @@ class HostFails(OddChannel):
         return host
 
 
+class BusyAtFirst(OddChannel):
+    """Accepts every message at its second attempt."""
+
+    def send(self, parcel: Parcel) -> Answer:
+        return Answer(Outcome.REFUSED_TEMPORARILY if parcel.attempt == 1 else Outcome.ACCEPTED)
+
+
 class TakesItsTime(OddChannel):
     """Takes most of its `send_timeout`, and keeps how much of the claim was left when each send began."""
 

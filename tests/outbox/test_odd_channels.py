@@ -1,8 +1,10 @@
 """A channel of a project's own that does something odd: its message has a fate, and no neighbour suffers."""
 
+import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -106,6 +108,27 @@ def test_message_whose_host_cannot_be_said_is_sent_all_the_same_and_stops_nobody
     publish("last", host="h")
     drain(channel="odd")
     assert set(states().values()) == {State.SENT}
+
+
+def test_next_batch_is_claimed_first_so_that_its_intent_takes_the_marks_along(
+    drain: Drain, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "outbox")
+    publish("first")
+    publish("second")
+    drain(channel="odd", batch_size=1)
+    assert set(states().values()) == {State.SENT}
+    events = [event.removeprefix("outbox.") for record in caplog.records if (event := getattr(record, "event", ""))]
+    first = ["claimed", "intent", "handed_over"]
+    assert events == [*first, "claimed", "marking", "marked", "intent", "handed_over", "marking", "marked"]
+
+
+def test_message_that_is_due_again_at_once_is_found_by_the_claim_after_its_batch(drain: Drain, settings: Any) -> None:
+    configure(settings, "BusyAtFirst")
+    settings.OUTBOX_RETRY_BASE = timedelta(0)
+    publish("first")
+    drain(channel="odd", batch_size=1)
+    assert states() == {"first": State.SENT}
 
 
 def test_failure_of_the_loop_is_raised_after_what_is_in_hand_was_marked() -> None:
