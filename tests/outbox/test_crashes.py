@@ -1,7 +1,6 @@
 """A real drainer, killed or frozen at each of its steps. What arrived is counted at the mail server."""
 
 import signal
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
