@@ -74,7 +74,7 @@ def publish(
         row = cursor.fetchone()
     if row is None:
         return _known(alias, dedupe_key, digest)
-    if row[3]:
+    if row[2]:
         wakeup.after_commit(alias)
     stored = {
         "id": row[0],
@@ -83,7 +83,7 @@ def publish(
         "digest": digest,
         "payload": payload,
         "state": State.PENDING,
-        "available_at": row[1],
+        "available_at": not_before or row[1],
         "deadline_at": deadline,
         "attempts": 0,
         "first_attempt_at": None,
@@ -96,7 +96,7 @@ def publish(
         "provider_id": "",
         "refused": {},
         "history": [],
-        "created_at": row[2],
+        "created_at": row[1],
     }
     # All fields, in the model's order: by name, Django takes four times as long.
     return Message.from_db(alias, list(stored), list(stored.values()))
