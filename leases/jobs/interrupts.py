@@ -4,7 +4,6 @@ An asynchronous exception lands between two bytecodes: at once in Python code, a
 such as a sleep, a socket or a regular expression. It is the third of four steps, and nothing depends on it.
 """
 
-import ctypes
 import logging
 import sys
 import threading
@@ -66,12 +65,29 @@ def interrupted_on_loss(lease: Lease) -> Iterator[None]:
         raise
     finally:
         if raised:
-            # One that was raised as the body ended, and has not landed yet, must not land in the next job.
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_id), None)
+            _take_back(thread_id)
             # Landed between the beginning of a transaction and its block, or in its end, it leaves Django inside.
             for connection in _in_transaction() - of_the_caller:
                 connection.in_atomic_block = False
                 connection.close()
+
+
+class _TakenBack(BaseException):
+    pass
+
+
+def _take_back(thread_id: int) -> None:
+    """Have an interrupt that was raised as the body ended, and has not landed yet, not land in the next job.
+
+    Another one takes its place, and lands here. Just to clear it leaves CPython 3.11 looking for it, and then whatever
+    a debugger or coverage traces, in any thread, hangs where it begins.
+    """
+    try:
+        raise_thread_exception(thread_id, _TakenBack)
+        while True:
+            pass
+    except _TakenBack:
+        return
 
 
 def _is_logging(thread_id: int) -> bool:

@@ -2,6 +2,7 @@
 
 import logging
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -150,6 +151,16 @@ def begin_a_transaction() -> None:
         pass
 
 
+def be_traced() -> None:
+    pass
+
+
+def call_something_traced() -> None:
+    sys.settrace(lambda *event: None)
+    be_traced()
+    sys.settrace(None)
+
+
 WORK = {
     "loop": loop,
     "pg_sleep": sleep_in_sql,
@@ -228,3 +239,7 @@ def test_job_that_lost_its_lease_is_stopped_and_put_back(  # locks L54 L55 L75
     assert slow_to_lock.lock
     assert slow_to_lock.lock.acquire(timeout=5), "no other thread can write a log line any more"
     slow_to_lock.lock.release()
+    traced = threading.Thread(target=call_something_traced, daemon=True)
+    traced.start()
+    traced.join(10)
+    assert not traced.is_alive(), "what a debugger or coverage traces does not run any more"
