@@ -92,7 +92,7 @@ class Lane:
     @property
     def wants_to_claim(self) -> bool:
         """Whether it would claim now, and its claim would find as much if what is known were written down first."""
-        return self.could_take_more and not self.idle_for() and self._marks.all_accepted
+        return self.could_take_more and not self.idle_for() and self._marks.can_wait(self._needed)
 
     @property
     def hangs(self) -> bool:

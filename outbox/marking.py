@@ -37,11 +37,13 @@ class Marks:
     def __bool__(self) -> bool:
         return bool(self._answered or self._returning)
 
-    @property
-    def all_accepted(self) -> bool:
-        """Whether nothing becomes due by writing them down."""
-        answers = (one.answer for answered in self._answered.values() for one in answered)
-        return not self._returning and all(answer.outcome is Outcome.ACCEPTED for answer in answers)
+    def can_wait(self, needed_s: float) -> bool:
+        """Whether a claim that comes first finds as much: nothing becomes due by writing them down, and nothing that
+        was accepted can be due meanwhile, as it can once its claim ran out. The claims have `needed_s` left."""
+        every = (one for answered in self._answered.values() for one in answered)
+        return not self._returning and all(
+            one.answer.outcome is Outcome.ACCEPTED and one.parcel.deadline.remaining() >= needed_s for one in every
+        )
 
     def answered(self, answered: Answered) -> None:
         """Take note of what became of one message."""

@@ -11,8 +11,10 @@ import pytest
 from django.db import connection, transaction
 
 import outbox
+from outbox.claims import Statements
 from outbox.drain import Report, Until
 from outbox.models import Message, State
+from outbox.sweeping import Sweeper
 from tests.waiting import wait_until
 
 from .conftest import drainer
@@ -129,6 +131,25 @@ def test_message_that_is_due_again_at_once_is_found_by_the_claim_after_its_batch
     publish("first")
     drain(channel="odd", batch_size=1)
     assert states() == {"first": State.SENT}
+
+
+def test_proof_that_came_after_its_claim_ran_out_is_marked_before_the_next_claim_takes_its_message(
+    drain: Drain, on_event: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under the new claim's number the proof would change nothing, and what has arrived would be sent again."""
+
+    def send_again() -> None:
+        wait_until(lambda: Statements("default").sweep([]))  # as another drainer does
+        assert states() == {"k": State.IN_DOUBT}
+        Message.objects.update(state=State.PENDING)  # as a person decides
+        connection.close()
+
+    monkeypatch.setattr(Sweeper, "wait", lambda sweeper: 60.0)
+    on_event("outbox.handed_over", send_again)
+    publish("k")
+    tally = drain(channel="odd", batch_size=1, claim_ttl=1).tally
+    assert (tally["claimed"], tally["sent"], tally["too_late"]) == (1, 1, 0)
+    assert list(Message.objects.values_list("state", "attempts")) == [(State.SENT, 1)]
 
 
 def test_failure_of_the_loop_is_raised_after_what_is_in_hand_was_marked() -> None:
