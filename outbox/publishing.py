@@ -74,7 +74,7 @@ def publish(
         row = cursor.fetchone()
     if row is None:
         return _known(alias, dedupe_key, digest)
-    if row[2]:
+    if row[3]:
         wakeup.after_commit(alias)
     stored = {
         "id": row[0],
@@ -83,7 +83,7 @@ def publish(
         "digest": digest,
         "payload": payload,
         "state": State.PENDING,
-        "available_at": not_before or row[1],
+        "available_at": row[2] or row[1],
         "deadline_at": deadline,
         "attempts": 0,
         "first_attempt_at": None,

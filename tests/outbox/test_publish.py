@@ -8,6 +8,7 @@ import uuid
 from datetime import UTC, date, datetime, timedelta, timezone
 from email.header import decode_header, make_header
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from django.db import IntegrityError, connection, transaction
@@ -40,12 +41,21 @@ def test_publish_outside_atomic_is_refused() -> None:
     assert not Message.objects.exists()
 
 
-def test_published_message_is_as_returned() -> None:
-    message = publish()
+@pytest.mark.parametrize("uses_zones", [True, False])
+@pytest.mark.parametrize(
+    "not_before",
+    [
+        None,
+        datetime(2026, 12, 25, 2, 30, tzinfo=ZoneInfo("Asia/Tokyo")),
+        datetime(2026, 10, 25, 2, 30, tzinfo=ZoneInfo("Europe/Berlin")),  # twice that night: equal to none elsewhere
+    ],
+)
+def test_published_message_is_as_returned(not_before: datetime | None, uses_zones: bool, settings: Any) -> None:
+    settings.USE_TZ = uses_zones
+    message = publish(not_before=not_before)
     stored = Message.objects.get()
     for field in Message._meta.concrete_fields:
-        if field.name not in ("available_at", "created_at"):
-            assert getattr(stored, field.name) == getattr(message, field.name), field.name
+        assert getattr(stored, field.name) == getattr(message, field.name), field.name
     assert stored.state == State.PENDING
     assert abs(stored.created_at - now()) < timedelta(minutes=1)
 
