@@ -42,13 +42,14 @@ class _AsRead:
     """Keeps each setting once it was read: to look for one that is not set costs Django an exception each time."""
 
     def __getattr__(self, name: str) -> Any:
-        value = getattr(settings, f"BILLING_{name}", getattr(Settings, name))
-        setattr(self, name, value)
-        return value
+        kept = self.__dict__  # before it is read: what changes meanwhile is not kept as it was
+        kept[name] = getattr(settings, f"BILLING_{name}", getattr(Settings, name))
+        return kept[name]
 
 
 def _read_again(*, setting: str, **kwargs: Any) -> None:
-    conf.__dict__.pop(setting.removeprefix("BILLING_"), None)
+    if setting.startswith("BILLING_"):
+        conf.__dict__ = {}  # another one: a thread may be about to keep what it read before
 
 
 conf = cast(Settings, _AsRead())
