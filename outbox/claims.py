@@ -105,7 +105,7 @@ class Statements:
         start = boottime()  # before the database looks how much time is left
         marks = {
             "accepted_claim": accepted_claim,
-            "accepted": _array(accepted),
+            "accepted": id_array(accepted),
             "provider_ids": json.dumps({id: text(a.provider_id) for id, a in accepted.items() if a.provider_id}),
             "refused": json.dumps(
                 {
@@ -163,9 +163,9 @@ class Statements:
         missing = set(ids)
         rows: list[tuple[Any, ...]] = []
         for tries_left in reversed(range(TRIES_FOR_LOCKED)):
-            found = self._rows(name, {**values, "ids": _array(sorted(missing))})
+            found = self._rows(name, {**values, "ids": id_array(sorted(missing))})
             rows += found
-            values = {**values, "accepted": _array(())}  # the marks are committed
+            values = {**values, "accepted": id_array(())}  # the marks are committed
             missing -= {row[0] for row in found}
             if not missing:
                 break
@@ -180,7 +180,7 @@ class Statements:
             return rows
 
 
-def _array(ids: Iterable[int]) -> str:
+def id_array(ids: Iterable[int]) -> str:
     """As PostgreSQL reads an array: psycopg takes ten times as long over a list, which it looks at one by one."""
     return f"{{{','.join(map(str, ids))}}}"
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from django.db import connection
 
+from outbox.claims import id_array
 from outbox.statements import statement
 
 from .test_drain import fill
@@ -22,9 +23,9 @@ def test_statements_about_known_messages_read_no_index_but_the_primary_key(name:
         cursor.execute("UPDATE outbox_message SET state = 'sent', sent_at = now()")
         cursor.execute("ANALYZE outbox_message")
         values: dict[str, Any] = {
-            "ids": list(range(1, 51)),
+            "ids": id_array(range(1, 51)),
             "claim": 1,
-            "accepted": list(range(51, 101)),
+            "accepted": id_array(range(51, 101)),
             "accepted_claim": 1,
             "delay": timedelta(0),
             "provider_ids": "{}",

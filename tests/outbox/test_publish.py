@@ -54,6 +54,7 @@ def test_published_message_is_as_returned(not_before: datetime | None, uses_zone
     settings.USE_TZ = uses_zones
     message = publish(not_before=not_before)
     stored = Message.objects.get()
+    assert not message.get_deferred_fields()
     for field in Message._meta.concrete_fields:
         assert getattr(stored, field.name) == getattr(message, field.name), field.name
     assert stored.state == State.PENDING

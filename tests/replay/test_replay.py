@@ -37,8 +37,9 @@ GOOD = Counts(
 def test_short_replay_hurts_the_naive_lock_and_nobody_else(processes: Processes, tmp_path: Path) -> None:
     options = ("--customers", 12, "--workers", 3, "--seed", 1, "--json", "--out", tmp_path / "replay")
     replay = processes.start("replay", *options)
-    assert replay.wait(300) == 0, replay.output()
-    result = json.loads(replay.output().splitlines()[-1])
+    # 5: where work is slower than planned, doubled messages may hurt before locks expire; they do hurt, see below.
+    assert replay.wait(300) in (0, 5), replay.output()
+    result = json.loads(next(line for line in replay.output().splitlines() if line.startswith("{")))
     naive, ours = result["naive"], result["ours"]
     # The last line of the progress says what the table counts.
     said = re.findall(r"all invoiced and mailed after ([\d.]+) s$", replay.output(), re.MULTILINE)
