@@ -1,10 +1,9 @@
 """The app's settings: read when used, so that `override_settings` works and importing never needs them."""
 
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any
 
 from django.conf import settings
-from django.core.signals import setting_changed
 
 
 class Settings:
@@ -37,20 +36,8 @@ class Settings:
     #: How long `bill --wait` waits for a database that does not answer before it gives up watching.
     DATABASE_PATIENCE: timedelta = timedelta(minutes=2)
 
-
-class _AsRead:
-    """Keeps each setting once it was read: to look for one that is not set costs Django an exception each time."""
-
-    def __getattr__(self, name: str) -> Any:
-        kept = self.__dict__  # before it is read: what changes meanwhile is not kept as it was
-        kept[name] = getattr(settings, f"BILLING_{name}", getattr(Settings, name))
-        return kept[name]
+    def __getattribute__(self, name: str) -> Any:
+        return getattr(settings, f"BILLING_{name}", object.__getattribute__(self, name))
 
 
-def _read_again(*, setting: str, **kwargs: Any) -> None:
-    if setting.startswith("BILLING_"):
-        conf.__dict__ = {}  # another one: a thread may be about to keep what it read before
-
-
-conf = cast(Settings, _AsRead())
-setting_changed.connect(_read_again)
+conf = Settings()

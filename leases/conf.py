@@ -2,10 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any
 
 from django.conf import settings
-from django.core.signals import setting_changed
 
 
 class Settings:
@@ -45,20 +44,8 @@ class Settings:
     #: How long `send_once()` takes a key for pending; after it, an enqueue that the broker lost is made again.
     PENDING_TTL: timedelta = timedelta(minutes=10)
 
-
-class _AsRead:
-    """Keeps each setting once it was read: to look for one that is not set costs Django an exception each time."""
-
-    def __getattr__(self, name: str) -> Any:
-        kept = self.__dict__  # before it is read: what changes meanwhile is not kept as it was
-        kept[name] = getattr(settings, f"LEASES_{name}", getattr(Settings, name))
-        return kept[name]
+    def __getattribute__(self, name: str) -> Any:
+        return getattr(settings, f"LEASES_{name}", object.__getattribute__(self, name))
 
 
-def _read_again(*, setting: str, **kwargs: Any) -> None:
-    if setting.startswith("LEASES_"):
-        conf.__dict__ = {}  # another one: a thread may be about to keep what it read before
-
-
-conf = cast(Settings, _AsRead())
-setting_changed.connect(_read_again)
+conf = Settings()

@@ -74,7 +74,7 @@ def test_signal_that_comes_in_the_middle_of_the_one_before_is_taken() -> None:
     for line in range(1, 30):
         thread = threading.Thread(target=stop_twice, args=[drainer(), line], daemon=True)
         thread.start()
-        thread.join(30)  # a machine that is busy, and garbage of other tests, are no deadlock
+        thread.join(30)
         if thread.is_alive():
             faulthandler.dump_traceback()
         assert not thread.is_alive(), line
@@ -99,7 +99,7 @@ def test_drainer_that_waits_for_its_database_and_has_nothing_in_hand_ends_at_onc
     thread.start()
     wait_until(lambda: "the server is away" in caplog.text)
     waiting.stop()
-    thread.join(30)
+    thread.join(10)  # its wait would be of 15 s at least
     ended = not thread.is_alive()
     thread.join(60)
     assert ended
