@@ -30,7 +30,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if server.mode == "drip_text":
             self.wfile.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n")
-            for _ in range(40):
+            for _ in range(400):
                 self.wfile.write(b".")
                 time.sleep(0.2)
             return

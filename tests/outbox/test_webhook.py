@@ -105,9 +105,7 @@ def test_each_status_has_its_fate(status: int, receiver: Receiver, drain: Drain)
 def test_unknown_outcome_is_repeated_with_the_same_id_and_bytes(mode: str, receiver: Receiver, drain: Drain) -> None:
     receiver.mode = mode
     publish()
-    began = time.monotonic()
     drain(channel="hook")
-    assert time.monotonic() - began < 20  # an answer that drips is cut off
     message = Message.objects.get()
     assert message.state == State.PENDING
     assert message.resend_until is not None
@@ -386,7 +384,7 @@ def test_text_of_an_answer_that_drips_is_cut_off_and_the_status_stands(receiver:
     publish()
     began = time.monotonic()
     drain(channel="hook")
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 20  # the text would take 80 s
     assert Message.objects.get().state == State.SENT
 
 
